@@ -1,0 +1,52 @@
+"""Task models on top of the transformer, presets, and loading of checkpoints.
+
+Nothing here is imported before it is asked for: the vocabulary, which needs no torch, is used without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .build import Model as Model
+    from .build import build_model as build_model
+    from .build import config_of as config_of
+    from .checkpoint import load_checkpoint as load_checkpoint
+    from .classification import ClassificationModel as ClassificationModel
+    from .config import Assumption as Assumption
+    from .config import ModelConfig as ModelConfig
+    from .errors import CheckpointError as CheckpointError
+    from .errors import MytxError as MytxError
+    from .presets import PRESETS as PRESETS
+    from .presets import build_preset as build_preset
+    from .sequence import CoupletModel as CoupletModel
+    from .sequence import TranslationModel as TranslationModel
+    from .storage import load_model as load_model
+    from .storage import save_model as save_model
+
+_HOME = {
+    "Assumption": "config",
+    "CheckpointError": "errors",
+    "ClassificationModel": "classification",
+    "CoupletModel": "sequence",
+    "Model": "build",
+    "ModelConfig": "config",
+    "MytxError": "errors",
+    "PRESETS": "presets",
+    "TranslationModel": "sequence",
+    "build_model": "build",
+    "build_preset": "presets",
+    "config_of": "build",
+    "load_checkpoint": "checkpoint",
+    "load_model": "storage",
+    "save_model": "storage",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

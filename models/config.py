@@ -1,0 +1,146 @@
+"""Everything needed to rebuild a model: architecture, vocabulary sizes, special ids, and what had to be assumed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypedDict
+
+from ..transformer import TransformerConfig
+
+KINDS = ("transformer", "translation", "couplet", "classification")
+POOLINGS = ("sum", "avg", "last", "upstream-sum", "upstream-avg", "upstream-last")
+
+
+class Extras(TypedDict, total=False):
+    """What every task model takes beyond the sizes; the defaults are those of :class:`ModelConfig` and of
+    :class:`~mytx.transformer.TransformerConfig`, which are the seed's.
+    """
+
+    activation: str
+    norm_first: bool
+    final_norm: bool
+    layer_norm_eps: float
+    bias: bool
+    max_length: int
+    embedding_scale: float | None
+    pad_id: int
+    bos_id: int
+    eos_id: int
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """Something that a checkpoint does not say and that was taken from an option or its default.
+
+    Attributes:
+        name: the setting, as in the configuration: ``layer_norm_eps``.
+        value: what was taken.
+        source: where it came from: ``default``, ``option`` or a file's name.
+    """
+
+    name: str
+    value: Any
+    source: str = "default"
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value} ({self.source})"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A task model, whole.
+
+    Attributes:
+        kind: one of :data:`KINDS`; ``transformer`` is the bare stack on float tensors.
+        transformer: the architecture.
+        src_vocab_size: rows of the source embedding.
+        tgt_vocab_size: rows of the target embedding and of the output projection.
+        max_length: how many positions there are.
+        embedding_scale: factor on the embeddings; None is sqrt(d_model).
+        pad_id, bos_id, eos_id: special ids.
+        dim_classification, num_classification, pooling: of a classification model.
+        assumed: what the checkpoint did not say.
+
+    Raises:
+        ValueError: for an unknown kind or pooling, or a size or id that does not fit.
+    """
+
+    kind: str
+    transformer: TransformerConfig
+    src_vocab_size: int = 0
+    tgt_vocab_size: int = 0
+    max_length: int = 5000
+    embedding_scale: float | None = None
+    pad_id: int = 0
+    bos_id: int = 1
+    eos_id: int = 2
+    dim_classification: int = 0
+    num_classification: int = 0
+    pooling: str = "sum"
+    assumed: tuple[Assumption, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        if self.pooling not in POOLINGS:
+            raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {self.pooling!r}")
+        if self.kind == "transformer":
+            return
+        if self.src_vocab_size < 1:
+            raise ValueError(f"src_vocab_size must be positive, got {self.src_vocab_size}")
+        if self.max_length < 1:
+            raise ValueError(f"max_length must be positive, got {self.max_length}")
+        if self.embedding_scale is not None and not math.isfinite(self.embedding_scale):
+            raise ValueError(f"embedding_scale must be finite, got {self.embedding_scale}")
+        if not 0 <= self.pad_id < self.src_vocab_size:
+            raise ValueError(f"pad_id ({self.pad_id}) is outside the source vocabulary of {self.src_vocab_size}")
+        if self.kind == "classification":
+            for name in ("dim_classification", "num_classification"):
+                if getattr(self, name) < 1:
+                    raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            return
+        for name in ("pad_id", "bos_id", "eos_id"):
+            if not 0 <= getattr(self, name) < self.tgt_vocab_size:
+                raise ValueError(
+                    f"{name} ({getattr(self, name)}) is outside the target vocabulary of {self.tgt_vocab_size}"
+                )
+
+    @property
+    def scale(self) -> float:
+        """The factor on the embeddings."""
+        return math.sqrt(self.transformer.d_model) if self.embedding_scale is None else self.embedding_scale
+
+    @classmethod
+    def build(cls, kind: str, sizes: dict[str, Any], extras: Extras) -> ModelConfig:
+        """From flat values: sizes and extras of the transformer and of the task model, sorted by their names."""
+        flat: dict[str, Any] = {**sizes, **extras}
+        of_transformer = {field.name for field in fields(TransformerConfig)}
+        unknown = set(flat) - of_transformer - {field.name for field in fields(cls)}
+        if unknown:
+            raise TypeError(f"unknown model options: {', '.join(sorted(unknown))}")
+        transformer = TransformerConfig(**{name: flat.pop(name) for name in list(flat) if name in of_transformer})
+        return cls(kind=kind, transformer=transformer, **flat)
+
+    def with_assumed(self, assumed: tuple[Assumption, ...]) -> ModelConfig:
+        """The same with its assumptions replaced."""
+        return replace(self, assumed=assumed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values for JSON; :meth:`from_dict` is the way back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        """The way back from :meth:`to_dict`.
+
+        Raises:
+            ValueError: for missing or unknown fields, or values that do not fit.
+        """
+        try:
+            values = dict(values)
+            values["transformer"] = TransformerConfig(**values["transformer"])
+            values["assumed"] = tuple(Assumption(**item) for item in values.get("assumed", ()))
+            return cls(**values)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a model configuration: {error}") from error

@@ -1,0 +1,24 @@
+"""Errors that a person can do something about."""
+
+from __future__ import annotations
+
+
+class MytxError(Exception):
+    """What went wrong, and what to do next. The command line prints both and exits with 2.
+
+    Args:
+        message: one line that names the problem, with the values.
+        hint: one line with the next step.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+
+class CheckpointError(MytxError):
+    """A checkpoint or a saved model that cannot be read, or not without more information."""

@@ -1,0 +1,69 @@
+"""What a Transformer is built from: one frozen, validated value."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
+
+
+def build_activation(name: str) -> nn.Module:
+    """The activation module for ``name``, one of :data:`ACTIVATIONS` (``gelu`` is the exact, erf form).
+
+    Raises:
+        ValueError: for any other name.
+    """
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
+    return ACTIVATIONS[name]()
+
+
+def check_heads(d_model: int, nhead: int) -> None:
+    """Raise ``ValueError`` unless ``nhead`` heads of equal width fit into ``d_model``."""
+    if nhead < 1 or d_model < 1 or d_model % nhead != 0:
+        raise ValueError(f"d_model ({d_model}) must be a positive multiple of the number of heads ({nhead})")
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """The architecture of a :class:`~mytx.transformer.MyTransformer`.
+
+    The defaults are the base model of "Attention Is All You Need" (Vaswani et al., 2017), with the final norms
+    that ``torch.nn.Transformer`` adds. ``bias=False`` removes the bias of every linear layer and norm.
+
+    Raises:
+        ValueError: for sizes that are not positive, a width that the heads do not divide, a dropout outside [0, 1),
+            an unknown activation or an epsilon that is not positive.
+    """
+
+    d_model: int = 512
+    nhead: int = 8
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    dim_feedforward: int = 2048
+    dropout: float = 0.1
+    activation: str = "relu"
+    norm_first: bool = False
+    final_norm: bool = True
+    layer_norm_eps: float = 1e-5
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        check_heads(self.d_model, self.nhead)
+        for name in ("num_encoder_layers", "num_decoder_layers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.dim_feedforward < 1:
+            raise ValueError(f"dim_feedforward must be positive, got {self.dim_feedforward}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if not 0.0 < self.layer_norm_eps < 1.0:
+            raise ValueError(f"layer_norm_eps must be in (0, 1), got {self.layer_norm_eps}")
+        build_activation(self.activation)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values; ``TransformerConfig(**d)`` is the way back."""
+        return asdict(self)
