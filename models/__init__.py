@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .sequence import TranslationModel as TranslationModel
     from .storage import load_model as load_model
     from .storage import save_model as save_model
+    from .vocab import Vocabulary as Vocabulary
+    from .vocab import find_vocab as find_vocab
 
 _HOME = {
     "Assumption": "config",
@@ -35,9 +37,11 @@ _HOME = {
     "MytxError": "errors",
     "PRESETS": "presets",
     "TranslationModel": "sequence",
+    "Vocabulary": "vocab",
     "build_model": "build",
     "build_preset": "presets",
     "config_of": "build",
+    "find_vocab": "vocab",
     "load_checkpoint": "checkpoint",
     "load_model": "storage",
     "save_model": "storage",

@@ -139,8 +139,28 @@ class ModelConfig:
         """
         try:
             values = dict(values)
+            check_types(TransformerConfig, values["transformer"])
             values["transformer"] = TransformerConfig(**values["transformer"])
             values["assumed"] = tuple(Assumption(**item) for item in values.get("assumed", ()))
+            check_types(cls, values)
             return cls(**values)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a model configuration: {error}") from error
+
+
+# What JSON may hold where a dataclass says so; a bool is an int to Python, but not here.
+JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "bool": (bool,),
+    "str": (str,),
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+}
+
+
+def check_types(cls: type[TransformerConfig] | type[ModelConfig], values: dict[str, Any]) -> None:
+    """Raise ``TypeError`` where a value is not of the type that its field has."""
+    for field in fields(cls):
+        allowed = JSON_TYPES.get(str(field.type))
+        if allowed and field.name in values and type(values[field.name]) not in allowed:
+            raise TypeError(f"{field.name} must be {field.type}, got {values[field.name]!r}")

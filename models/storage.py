@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from .build import Model, build_model, config_of
+from .build import Model, config_of, empty_model, fill_model
 from .config import ModelConfig
 from .errors import CheckpointError
+from .parts import Parts, account, is_finite, to_float32
+from .reading import read_safetensors
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -27,10 +28,18 @@ def save_model(model: Model, folder: str | Path, *, dtype: torch.dtype | None = 
 
     Raises:
         OSError: where the folder cannot be written.
+        ValueError: where a weight is not finite, or does not fit into ``dtype``.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.to(dtype or tensor.dtype).contiguous() for name, tensor in model.state_dict().items()}
+    # Copies, for weights that two names share are written twice.
+    tensors = {
+        name: tensor.to(dtype or tensor.dtype, copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in model.state_dict().items()
+    }
+    for name, tensor in tensors.items():
+        if not is_finite(tensor):
+            raise ValueError(f"{name} has values that are not finite in {tensor.dtype}")
     save_file(tensors, str(folder / WEIGHTS))
     (folder / CONFIG).write_text(json.dumps(config_of(model).to_dict(), indent=2) + "\n")
 
@@ -46,16 +55,14 @@ def load_model(folder: str | Path) -> Model:
     path = folder / WEIGHTS
     if not path.is_file():
         raise CheckpointError(f"{folder} has no {WEIGHTS}", "save_model(model, folder) writes one")
+    tensors = read_safetensors(path)
+    parts = Parts({}, placed=tensors, origins={name: name for name in tensors})
+    model = empty_model(config)
     try:
-        tensors = load_file(str(path))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
-    model = build_model(config)
-    try:
-        model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
-    except RuntimeError as error:
-        raise CheckpointError(f"the weights in {path} do not fit {CONFIG}: {' '.join(str(error).split())}") from error
-    return model.eval()
+        account(parts, model.state_dict())
+        return fill_model(model, to_float32(parts))
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} does not fit {CONFIG}: {error.message}", "save the model again") from error
 
 
 def read_config(path: Path) -> ModelConfig:

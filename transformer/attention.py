@@ -39,6 +39,8 @@ def check_shapes(
     if query.size(1) != key.size(1) or key.size(1) != value.size(1):
         raise ValueError(f"batch sizes differ: query {query.size(1)}, key {key.size(1)}, value {value.size(1)}")
     if attn_mask is not None:
+        if attn_mask.dim() != 2 and attn_mask.dim() != 3:
+            raise ValueError(f"attn_mask must have 2 or 3 dimensions, got {attn_mask.dim()}")
         target, source = attn_mask.size(-2), attn_mask.size(-1)
         if target != query.size(0) or source != key.size(0):
             raise ValueError(f"attn_mask is [{target}, {source}], expected [{query.size(0)}, {key.size(0)}]")
@@ -46,8 +48,6 @@ def check_shapes(
             rows = query.size(1) * num_heads
             if attn_mask.size(0) != rows:
                 raise ValueError(f"attn_mask has {attn_mask.size(0)} matrices, expected batch * heads = {rows}")
-        elif attn_mask.dim() != 2:
-            raise ValueError(f"attn_mask must have 2 or 3 dimensions, got {attn_mask.dim()}")
     if key_padding_mask is not None:
         if key_padding_mask.dim() != 2:
             raise ValueError(f"key_padding_mask must have 2 dimensions, got {key_padding_mask.dim()}")
@@ -150,7 +150,13 @@ class MyMultiheadAttention(nn.Module):
 
         Masks as in :func:`attend`. Returns the output ``[T, N, E]`` and the weights averaged over the heads
         ``[N, T, S]``; None instead of the weights with ``need_weights=False``, which is faster.
+
+        Raises:
+            ValueError: where a size does not fit.
         """
+        for x in (query, key, value):
+            if x.size(-1) != self.embed_dim:
+                raise ValueError(f"query, key and value must be {self.embed_dim} wide, got {x.size(-1)}")
         output, weights = attend(
             self.q_proj(query),
             self.k_proj(key),

@@ -26,9 +26,15 @@ def causal_mask(length: int, device: Optional[torch.device] = None) -> Tensor:
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """``mask`` as a float mask in ``dtype``: True becomes -inf, False 0; a float mask keeps its values."""
+    """``mask`` as a float mask in ``dtype``: True becomes -inf, False 0; a float mask keeps its values.
+
+    Raises:
+        ValueError: for an integer mask: added as it is, it would hide next to nothing.
+    """
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)
+    if not mask.is_floating_point():
+        raise ValueError(f"a mask must be bool (True = may not attend) or float (added), got {mask.dtype}")
     return mask.to(dtype)
 
 
@@ -62,7 +68,10 @@ def merge_masks(
 
 
 def open_mask(mask: Tensor, target_length: int) -> Tuple[Tensor, Tensor]:
-    """Open the rows of a float mask that forbid everything.
+    """Open the rows of a float mask that forbid everything, and bring the largest value of the others to 0.
+
+    Softmax is the same for a row plus a constant. Without the shift, a row of the most negative finite float16 plus
+    its scores is a row of -inf, and NaN after the softmax.
 
     Args:
         mask: broadcasts to ``[N, H, T, S]``.
@@ -73,4 +82,7 @@ def open_mask(mask: Tensor, target_length: int) -> Tuple[Tensor, Tensor]:
         The caller sets those rows of the attention's *output* to 0.
     """
     dead = (mask == -math.inf).all(dim=-1, keepdim=True)
-    return mask.masked_fill(dead, 0.0).expand(-1, -1, target_length, -1), dead
+    opened = mask.masked_fill(dead, 0.0)
+    if opened.size(-1) > 0:
+        opened = opened - opened.amax(dim=-1, keepdim=True)
+    return opened.expand(-1, -1, target_length, -1), dead

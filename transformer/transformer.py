@@ -76,6 +76,8 @@ class MyTransformer(nn.Module):
         Raises:
             ValueError: where a size does not fit.
         """
+        if src.size(-1) != self.d_model or tgt.size(-1) != self.d_model:  # before a pre-LN norm fails on it
+            raise ValueError(f"src and tgt must be {self.d_model} wide, got {src.size(-1)} and {tgt.size(-1)}")
         memory = self.encoder(src, mask=src_mask, src_key_padding_mask=src_key_padding_mask)
         return self.decoder(
             tgt,

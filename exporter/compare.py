@@ -1,0 +1,123 @@
+"""What "equal" means: one comparison rule for every format and runtime.
+
+An output passes when ``max|graph - ref64| <= 4 * noise + 4 ULP * max|ref64|``. The reference is the model in float64;
+the noise is the largest error of PyTorch's own float32 runs on the same case, so a graph is asked to be about as good
+as PyTorch, on every model, without a tolerance to choose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .contract import Contract
+from .plan import Array, Case
+
+FACTOR = 4.0
+ULP = float(np.finfo(np.float32).eps)
+NOISE_LIMIT = 1e-3  # of the scale: above it float32 itself is too far off to judge by
+
+PASS, FAIL, NOT_JUDGED = "pass", "fail", "not judged"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The reference for an output in one case.
+
+    Attributes:
+        values: float64, as the model gives them.
+        noise: the largest error of PyTorch's float32 runs.
+    """
+
+    values: NDArray[np.float64]
+    noise: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How an output compares in one case.
+
+    Attributes:
+        output: its name.
+        max_abs_error: the largest difference from the reference.
+        noise: the largest error of PyTorch's float32 runs.
+        ratio: the smallest factor that would have passed, to be held against :data:`FACTOR`.
+        verdict: ``pass``, ``fail`` or ``not judged``.
+        worst_index: where the largest difference is.
+        reason: why it did not pass.
+        elements: how many were compared.
+    """
+
+    output: str
+    max_abs_error: float
+    noise: float
+    ratio: float
+    verdict: str
+    worst_index: tuple[int, ...] = ()
+    reason: str = ""
+    elements: int = 0
+
+
+def compare_case(
+    contract: Contract, case: Case, actual: Mapping[str, Array], expected: Mapping[str, Expected]
+) -> list[Comparison]:
+    """Hold the outputs of a graph in one case against the reference: names first, then dtypes, shapes and values."""
+    names = [spec.name for spec in contract.outputs]
+    surplus = sorted(set(actual) - set(names))
+    results = [_failed(name, "the runtime gave an output that the contract does not have") for name in surplus]
+    for spec in contract.outputs:
+        if spec.name not in actual:
+            results.append(_failed(spec.name, "the runtime did not give this output"))
+        elif spec.name not in expected:
+            results.append(_failed(spec.name, "there is no reference for this output"))
+        elif str(actual[spec.name].dtype) != spec.dtype:
+            reason = f"dtype {actual[spec.name].dtype}, the contract says {spec.dtype}"
+            results.append(_failed(spec.name, reason))
+        else:
+            results.append(compare_values(spec.name, actual[spec.name], expected[spec.name]))
+    return results
+
+
+def compare_values(output: str, actual: Array, expected: Expected) -> Comparison:
+    """Hold one array against its reference. Shapes must be the same: nothing is broadcast."""
+    reference, noise = expected.values, expected.noise
+    if actual.shape != reference.shape:
+        return _failed(output, f"shape {list(actual.shape)}, the model gives {list(reference.shape)}")
+    if reference.size == 0:
+        return _failed(output, "there is nothing to compare: the output is empty")
+    if not np.isfinite(reference).all():
+        return _failed(output, "the model itself gives NaN or infinity here")
+    broken = ~np.isfinite(actual)
+    if broken.any():
+        index = _index(broken)
+        return _failed(output, f"{actual[index]} where the model gives {reference[index]:.6g}", index)
+
+    error = np.abs(actual.astype(np.float64) - reference)
+    worst = _index(error)
+    largest = float(error[worst])
+    scale = float(np.abs(reference).max())
+    allowance = noise + ULP * scale
+    ratio = largest / allowance if allowance > 0 else (0.0 if largest == 0 else math.inf)
+    verdict, reason = PASS, ""
+    if not ratio <= FACTOR:  # so written, NaN fails
+        verdict = FAIL
+        reason = (
+            f"{actual[worst]:.8g} where the model gives {reference[worst]:.8g}: "
+            f"{ratio:.3g} times PyTorch's own float32 error, {FACTOR:g} allowed"
+        )
+    elif not noise <= NOISE_LIMIT * scale and noise > 0:
+        verdict = NOT_JUDGED
+        reason = f"PyTorch's own float32 error is {noise:.3g} on values up to {scale:.3g}: too large to judge by"
+    return Comparison(output, largest, noise, ratio, verdict, worst, reason, reference.size)
+
+
+def _index(values: NDArray[np.generic]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(values)), values.shape))
+
+
+def _failed(output: str, reason: str, index: tuple[int, ...] = ()) -> Comparison:
+    return Comparison(output, math.nan, math.nan, math.inf, FAIL, index, reason)

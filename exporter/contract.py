@@ -1,0 +1,126 @@
+"""What a graph is: names, dtypes, dimensions, meaning. Declared once; exporters, plan, verifier and reports read it.
+
+No torch here: whoever runs a bundle reads contracts too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+GRAPHS = ("encoder", "decoder", "full")
+
+PADDING_MEANING = {
+    "bool": "True = padding, hidden from attention; False = a real position",
+    "float32": "added to the attention scores of its key: 0 = a real position, -inf = padding",
+}
+ATTENTION_MEANING = {
+    "bool": "True = this query may not attend to this key; False = it may",
+    "float32": "added to the attention scores: 0 = may attend, -inf = may not",
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A dimension that varies.
+
+    Attributes:
+        name: shared by all dimensions that must have the same length.
+        minimum: the shortest length that is promised to work.
+        traced: the length at export; at least 2 and no other axis's, or torch.export would bake it in.
+        maximum: the longest length that works, where there is one.
+        times: the dimension is this many times as long as the axis (heads, in a mask for each head).
+    """
+
+    name: str
+    minimum: int = 1
+    traced: int = 3
+    maximum: int | None = None
+    times: int = 1
+
+    @property
+    def label(self) -> str:
+        """The dimension's name in a file: ``batch``, ``8*batch``."""
+        return self.name if self.times == 1 else f"{self.times}*{self.name}"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output.
+
+    Attributes:
+        name: in the graph.
+        dtype: numpy's name for it.
+        axes: an :class:`Axis` for each dimension that varies, a number for each that does not.
+        meaning: for people; a mask's polarity in words.
+        role: ``values``, ``ids``, ``padding`` or ``attention``: what to fill it with.
+        limit: ids are below it.
+    """
+
+    name: str
+    dtype: str
+    axes: tuple[Axis | int, ...]
+    meaning: str = ""
+    role: str = "values"
+    limit: int = 0
+
+    @property
+    def labels(self) -> tuple[str | int, ...]:
+        """The dimensions as they stand in a file: names and numbers."""
+        return tuple(axis.label if isinstance(axis, Axis) else axis for axis in self.axes)
+
+    def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
+        """The dimensions where each axis has its length in ``sizes``."""
+        return tuple(sizes[axis.name] * axis.times if isinstance(axis, Axis) else axis for axis in self.axes)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a graph takes and gives.
+
+    Attributes:
+        graph: one of :data:`GRAPHS`.
+        inputs, outputs: in order.
+        layout: ``batch first`` or ``sequence first``.
+        ids: special ids by name, empty for a graph on float tensors.
+    """
+
+    graph: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    layout: str
+    ids: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def axes(self) -> dict[str, Axis]:
+        """The axes of the inputs by name."""
+        found: dict[str, Axis] = {}
+        for spec in self.inputs:
+            for axis in spec.axes:
+                if isinstance(axis, Axis):
+                    found.setdefault(axis.name, axis)
+        return found
+
+    def input(self, name: str) -> TensorSpec:
+        """The input called ``name``."""
+        return next(spec for spec in self.inputs if spec.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values for JSON; :meth:`from_dict` is the way back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Contract:
+        """The way back from :meth:`to_dict`."""
+        return cls(
+            graph=values["graph"],
+            inputs=tuple(_spec(item) for item in values["inputs"]),
+            outputs=tuple(_spec(item) for item in values["outputs"]),
+            layout=values["layout"],
+            ids=dict(values["ids"]),
+        )
+
+
+def _spec(values: dict[str, Any]) -> TensorSpec:
+    axes = tuple(Axis(**axis) if isinstance(axis, dict) else int(axis) for axis in values["axes"])
+    return TensorSpec(**{**values, "axes": axes})

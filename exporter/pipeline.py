@@ -1,0 +1,206 @@
+"""The story: a model goes in; graphs, proof and bundle come out."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from ..models import Model, config_of
+from . import onnx_format
+from .bundle import MANIFEST, Staging, write_json
+from .contract import GRAPHS
+from .errors import OptionError
+from .graphs import Graph, graphs_of
+from .plan import make_plan
+from .reference import compute_references
+from .report import ParityReport
+from .verify import verify_onnx
+from .version import version
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What an export came to.
+
+    Attributes:
+        passed: whether parity holds; None where it was not checked.
+        bundle: the folder, which is ``<folder>.failed`` where parity does not hold.
+        report: what verification found, if it ran.
+        assumed: what the checkpoint did not say.
+        seconds: how long each stage took: ``export``, ``reference``, ``verify``.
+    """
+
+    passed: bool | None
+    bundle: Path
+    report: ParityReport | None
+    assumed: tuple[dict[str, Any], ...]
+    seconds: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values for JSON."""
+        return {
+            "passed": self.passed,
+            "bundle": str(self.bundle),
+            "graphs": [graph.to_dict() for graph in self.report.graphs] if self.report else [],
+            "assumed": list(self.assumed),
+            "seconds": self.seconds,
+        }
+
+
+def export_onnx(
+    model: Model,
+    folder: str | Path,
+    *,
+    components: Sequence[str] = (),
+    opset: int = onnx_format.DEFAULT_OPSET,
+    masks: str | None = None,
+    verify: bool = True,
+    force: bool = False,
+    vocab: dict[str, Any] | None = None,
+    verbose: bool = False,
+    progress: Progress = lambda _: None,
+) -> ExportResult:
+    """Export ``model`` to ONNX, verify the saved files, and leave a bundle at ``folder``.
+
+    Args:
+        model: a task model or a bare ``MyTransformer``, in float32. Its mode is put back afterwards.
+        folder: where the bundle goes; with failed parity, ``<folder>.failed``, and what stood at ``folder`` stays.
+        components: which of ``encoder``, ``decoder`` and ``full``; empty is all that the model has.
+        opset: 18 to 25.
+        masks: for a bare model; see :func:`~mytx.exporter.graphs.graphs_of`.
+        verify: whether to check parity.
+        force: replace a bundle that is there.
+        vocab: stored as ``vocab.json``.
+        verbose: let PyTorch's and onnxruntime's own messages through.
+        progress: told what is being done.
+
+    Raises:
+        OptionError: for options that do not fit the model.
+        ExportError: where a graph cannot be exported.
+        BundleError: where the bundle cannot be written.
+    """
+    onnx_format.check_opset(opset)
+    available = graphs_of(model, masks)
+    chosen = choose(available, components)
+    config = config_of(model)
+    seconds: dict[str, float] = {}
+    with Staging(Path(folder), force=force) as staging, _evaluating(model), _quiet(verbose):
+        with _timed(seconds, "export"):
+            exported = _export(available, chosen, opset, progress)
+            for name in chosen:
+                progress(f"Writing {name}.onnx")
+                onnx_format.finish(exported[name], available[name].contract, {"mytx.version": version()})
+                onnx_format.save(exported.pop(name), staging.path / f"{name}.onnx")
+            release_memory()
+        write_json(staging.path / "config.json", config.to_dict())
+        if vocab is not None:
+            write_json(staging.path / "vocab.json", vocab)
+        report = None
+        if verify:
+            report = _verify(
+                model, {name: available[name] for name in chosen}, staging.path, seconds, verbose, progress
+            )
+        assumed = tuple({"name": item.name, "value": item.value, "source": item.source} for item in config.assumed)
+        write_json(staging.path / "parity.json", report.to_dict() if report else {"passed": None, "graphs": []})
+        write_json(staging.path / MANIFEST, {"format": 1, "mytx": version(), "graphs": list(chosen)})
+        passed = None if report is None else report.passed
+        bundle = staging.reject() if passed is False else staging.commit()
+    return ExportResult(passed, bundle, report, assumed, seconds)
+
+
+def choose(available: dict[str, Graph], components: Sequence[str]) -> tuple[str, ...]:
+    """The graphs to export, in their usual order."""
+    for name in components:
+        if name not in available:
+            raise OptionError(f"this model has no {name} graph", f"choose from {', '.join(available)}")
+    return tuple(name for name in GRAPHS if name in (components or available))
+
+
+def _export(available: dict[str, Graph], chosen: Sequence[str], opset: int, progress: Progress) -> dict[str, ir.Model]:
+    # With a decoder, full is made of the two halves, so both are needed for it.
+    composed = "full" in chosen and "decoder" in available
+    needed = {"encoder", "decoder"} if composed else set()
+    exported = {}
+    for name in available:
+        if name in {*chosen, *needed} and not (composed and name == "full"):
+            progress(f"Exporting {name}")
+            exported[name] = onnx_format.to_onnx(available[name], opset)
+    if composed:
+        progress("Composing full")
+        exported["full"] = onnx_format.compose_full(
+            exported["encoder"], exported["decoder"], available["full"].contract
+        )
+    return exported
+
+
+def _verify(
+    model: Model, graphs: dict[str, Graph], folder: Path, seconds: dict[str, float], verbose: bool, progress: Progress
+) -> ParityReport:
+    reports = []
+    for name, graph in graphs.items():  # one after the other: the references of large models are large
+        plan = make_plan(graph.contract)
+        progress(f"Computing the reference of {name} in PyTorch")
+        with _timed(seconds, "reference"):
+            references = compute_references(model, graph, plan)
+        release_memory()
+        progress(f"Verifying {name}.onnx in onnxruntime")
+        with _timed(seconds, "verify"):
+            weights = {key: tensor.numpy() for key, tensor in graph.weights().items()}
+            path = folder / f"{name}.onnx"
+            reports += verify_onnx(path, graph.contract, plan, references, weights, verbose=verbose)
+        del references, weights
+    return ParityReport(tuple(reports))
+
+
+def release_memory() -> None:
+    """Give back what the last stage held: graphs are full of cycles, and glibc keeps freed tensors for later."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[name] = round(seconds.get(name, 0.0) + time.perf_counter() - start, 3)
+
+
+@contextlib.contextmanager
+def _evaluating(model: Model) -> Iterator[None]:
+    """Evaluation mode inside; each module's own mode afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextlib.contextmanager
+def _quiet(verbose: bool) -> Iterator[None]:
+    """Keep the warnings and log lines of the libraries from the user, unless they asked for them."""
+    if verbose:
+        yield
+        return
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

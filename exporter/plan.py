@@ -1,0 +1,167 @@
+"""The plan: the cases that a graph is tried on, made from its contract and a seed.
+
+Never only the exported shape: batch 1, 2 and odd; lengths 1, odd, the traced one and its neighbours, long; source and
+target of different length both ways; every kind of padding; random float masks, asymmetric bool masks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .contract import Axis, Contract, TensorSpec
+
+Array = NDArray[np.generic]
+LONG = 61
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs.
+
+    Attributes:
+        name: short and unique in its plan.
+        inputs: an array for each input of the contract.
+        words: sizes and masks, for people.
+    """
+
+    name: str
+    inputs: dict[str, Array]
+    words: str
+
+
+# Batch, source, target (0 = the longest that is tried), padding, attention mask. Traced: batch 2, source 7, target 5.
+_ROWS: tuple[tuple[int, int, int, str, str], ...] = (
+    (2, 7, 5, "none", "causal"),
+    (2, 7, 5, "right", "random"),
+    (2, 7, 5, "left", "causal"),
+    (1, 7, 5, "none", "random"),
+    (3, 7, 5, "right", "causal"),
+    (2, 6, 5, "right", "random"),
+    (2, 8, 5, "holes", "causal"),
+    (2, 7, 4, "left", "random"),
+    (2, 7, 6, "right", "causal"),
+    (2, 5, 7, "holes", "random"),
+    (1, 1, 1, "none", "none"),
+    (2, 1, 3, "none", "random"),
+    (3, 4, 1, "right", "causal"),
+    (5, 9, 3, "right", "causal"),
+    (5, 3, 11, "left", "random"),
+    (3, 11, 11, "holes", "asymmetric"),
+    (4, 13, 6, "whole row", "causal"),
+    (3, 6, 13, "whole row", "random"),
+    (2, 5, 9, "everything", "causal"),
+    (3, 8, 7, "none", "dead rows"),
+    (2, 9, 8, "left", "dead rows"),
+    (2, 31, 17, "right", "causal"),
+    (1, 17, 31, "left", "random"),
+    (7, 2, 2, "right", "asymmetric"),
+    (1, 0, 3, "none", "none"),
+    (2, 0, 9, "right", "causal"),
+    (1, 5, 0, "left", "causal"),
+    (2, 0, 0, "holes", "random"),
+)
+
+
+def make_plan(contract: Contract, seed: int = 0) -> list[Case]:
+    """The cases for a graph, the same for the same contract and seed.
+
+    The last ones repeat one case with one input disturbed in each: a graph that ignores an input fails there.
+    """
+    plan = [_case(contract, index, row, seed) for index, row in enumerate(_ROWS)]
+    base = plan[1]
+    for index, spec in enumerate(contract.inputs):
+        rng = np.random.default_rng([seed, len(_ROWS) + index])
+        inputs = {**base.inputs, spec.name: disturb(spec, base.inputs[spec.name], rng)}
+        plan.append(Case(f"{len(plan):02d}", inputs, f"as case {base.name} with another {spec.name}"))
+    return plan
+
+
+def example(contract: Contract) -> Case:
+    """The case that has the traced lengths."""
+    return _case(contract, 0, _ROWS[0], 0)
+
+
+def _case(contract: Contract, index: int, row: tuple[int, int, int, str, str], seed: int) -> Case:
+    batch, source, target, padding, attention = row
+    wanted = {"batch": batch, "source": source or LONG, "target": target or LONG}
+    sizes = {name: _fit(wanted.get(name, axis.traced), axis) for name, axis in contract.axes.items()}
+    rng = np.random.default_rng([seed, index])
+    inputs = {spec.name: fill(spec, sizes, padding, attention, rng) for spec in contract.inputs}
+    roles = {spec.role for spec in contract.inputs}
+    words = [f"{name} {size}" for name, size in sizes.items()]
+    words += [f"padding {padding}"] if "padding" in roles else []
+    words += [f"attention mask {attention}"] if "attention" in roles else []
+    return Case(f"{index:02d}", inputs, ", ".join(words))
+
+
+def _fit(size: int, axis: Axis) -> int:
+    size = max(size, axis.minimum)
+    return size if axis.maximum is None else min(size, axis.maximum)
+
+
+def fill(spec: TensorSpec, sizes: dict[str, int], padding: str, attention: str, rng: np.random.Generator) -> Array:
+    """Values for one input: ids, normal floats, or a mask of the kind that ``padding`` or ``attention`` names."""
+    shape = spec.shape(sizes)
+    if spec.role == "ids":
+        return rng.integers(0, spec.limit, shape, dtype=np.int64)
+    if spec.role == "values":
+        return rng.standard_normal(shape).astype(np.float32)
+    hidden = padding_mask(shape, padding, rng) if spec.role == "padding" else attention_mask(shape, attention, rng)
+    if spec.dtype == "bool":
+        return hidden
+    # A float mask also carries values that are neither 0 nor -inf: a runtime that takes it for bool must not pass.
+    shades = rng.standard_normal(shape).astype(np.float32)
+    if attention in ("none", "causal"):
+        shades *= 0
+    return np.where(hidden, np.float32(-np.inf), shades)
+
+
+def padding_mask(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """``[N, L]``, True = padding. ``right`` and ``left`` leave at least one real position in each row."""
+    batch, length = shape
+    mask = np.zeros((batch, length), dtype=bool)
+    position = np.arange(length)
+    count = rng.integers(0, length, (batch, 1))  # how many are padding
+    if kind == "right":
+        mask = position >= length - count
+    elif kind == "left":
+        mask = position < count
+    elif kind == "holes":
+        mask = rng.random((batch, length)) < 0.4
+        mask[:, rng.integers(length)] = False
+    elif kind == "whole row":
+        mask = position >= length - count
+        mask[rng.integers(batch)] = True
+    elif kind == "everything":
+        mask[:] = True
+    return mask
+
+
+def attention_mask(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """``[T, S]`` or ``[N*H, T, S]``, True = may not attend. Only ``dead rows`` has rows that may attend nowhere."""
+    target, source = shape[-2:]
+    if kind == "causal":
+        return np.broadcast_to(np.arange(source) > np.arange(target)[:, None], shape).copy()
+    if kind == "none":
+        return np.zeros(shape, dtype=bool)
+    mask = rng.random(shape) < (0.3 if kind == "random" else 0.6)
+    open_column = rng.integers(0, source, shape[:-1])
+    np.put_along_axis(mask, open_column[..., None], False, axis=-1)
+    if kind == "dead rows":
+        mask[..., rng.integers(target), :] = True
+    return mask
+
+
+def disturb(spec: TensorSpec, values: Array, rng: np.random.Generator) -> Array:
+    """``values`` with every element changed into another legal one, so that an output that depends on them moves."""
+    if spec.dtype == "bool":
+        return ~values.astype(bool)
+    if spec.role == "ids":
+        shift = rng.integers(1, spec.limit, values.shape) if spec.limit > 1 else 0
+        return (values.astype(np.int64) + shift) % spec.limit
+    return np.where(np.isfinite(values), values + rng.standard_normal(values.shape).astype(np.float32), 0).astype(
+        np.float32
+    )

@@ -1,0 +1,105 @@
+"""The reference: the untouched eager model in float64, and how far its own float32 runs are from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .compare import Expected
+from .graphs import Graph
+from .plan import Case
+
+JITTERED_RUNS = 4
+SMALL_MODEL = 20_000_000  # parameters
+
+
+def compute_references(model: nn.Module, graph: Graph, plan: Sequence[Case]) -> list[dict[str, Expected]]:
+    """For each case the outputs of ``graph`` in float64 and the noise of float32.
+
+    The noise is the largest error of one float32 run and of four more in which about half of all weights and inputs
+    are moved to a neighbouring float32 (half an ULP on average). One run alone is sometimes lucky.
+
+    Args:
+        model: in float32 and evaluation mode. It goes to float64 and back in place, which is exact.
+        graph: of ``model``.
+        plan: the cases.
+    """
+    names = [spec.name for spec in graph.contract.outputs]
+    with _threads_for(model):
+        model.double()
+        try:
+            references = [_run(graph, case, Tensor.double) for case in plan]
+        finally:
+            model.float()
+        noise = np.zeros((len(plan), len(names)))
+
+        def measure(prepare: Callable[[Tensor], Tensor]) -> None:
+            for index, case in enumerate(plan):
+                errors = [
+                    float(np.abs(output - reference).max(initial=0.0))
+                    for output, reference in zip(_run(graph, case, prepare), references[index], strict=True)
+                ]
+                noise[index] = np.maximum(noise[index], errors)
+
+        measure(lambda tensor: tensor)
+        for run in range(JITTERED_RUNS):
+            generator = torch.Generator().manual_seed(run)
+            with jittered(model, graph.weights(), generator):
+                measure(lambda tensor, generator=generator: nudge(tensor, generator))  # type: ignore[misc]
+    return [
+        {name: Expected(values, float(error)) for name, values, error in zip(names, outputs, errors, strict=True)}
+        for outputs, errors in zip(references, noise, strict=True)
+    ]
+
+
+@contextmanager
+def _threads_for(model: nn.Module) -> Iterator[None]:
+    """One thread for a small model: more gain nothing there, and where other processes keep the cores busy,
+    waiting for the other threads made these runs 20 times slower.
+    """
+    before = torch.get_num_threads()
+    if sum(parameter.numel() for parameter in model.parameters()) < SMALL_MODEL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(graph: Graph, case: Case, prepare: Callable[[Tensor], Tensor]) -> list[np.ndarray]:
+    """The outputs in the contract's order, as float64; ``prepare`` sees the float inputs."""
+    tensors = [torch.from_numpy(case.inputs[spec.name]) for spec in graph.contract.inputs]
+    with torch.inference_mode():
+        output = graph.module(*(prepare(tensor) if tensor.is_floating_point() else tensor for tensor in tensors))
+    return [output.double().numpy()]
+
+
+@contextmanager
+def jittered(model: nn.Module, names: Collection[str], generator: torch.Generator) -> Iterator[None]:
+    """Within the block the weights and buffers called ``names`` are nudged; afterwards all are as before."""
+    originals = [
+        (tensor, tensor.data)
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+        if name in names and tensor.is_floating_point()
+    ]
+    try:
+        for tensor, data in originals:
+            tensor.data = nudge(data, generator)
+        yield
+    finally:
+        for tensor, data in originals:
+            tensor.data = data
+
+
+def nudge(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """A copy with about half of the finite, non-zero float32 values moved to a neighbour, up or down."""
+    random = torch.empty(tensor.numel() // 8 + 1, dtype=torch.int64).random_(generator=generator)
+    bits = random.view(torch.int8)[: tensor.numel()].view(tensor.shape)
+    step = (bits & 1) - (bits >> 1 & 1)  # -1, 0, 0 or 1
+    # Neighbouring floats are neighbouring integers of the same bits, as IEEE 754 orders them.
+    moved = (tensor.contiguous().view(torch.int32) + step).view(torch.float32)
+    return torch.where(torch.isfinite(tensor) & (tensor != 0), moved, tensor)

@@ -1,0 +1,84 @@
+"""What verification found: frozen values, JSON both ways. No torch here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong.
+
+    Attributes:
+        check: ``weights``, ``interface``, ``rounding`` or ``runtime``.
+        message: what and where, in one line.
+    """
+
+    check: str
+    message: str
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """How one graph did in one runtime.
+
+    Attributes:
+        graph, format, runtime: which file, and what ran it.
+        cases: how many cases were run.
+        compared: how many output elements were held against the reference.
+        max_abs_error: the largest difference from the float64 reference.
+        worst_ratio: the largest factor that a comparison needed; 4 is allowed.
+        worst_case: the case that needed it, in words.
+        passed: whether every case and every check passed.
+        findings: what did not.
+    """
+
+    graph: str
+    format: str
+    runtime: str
+    cases: int
+    compared: int
+    max_abs_error: float
+    worst_ratio: float
+    worst_case: str
+    passed: bool
+    findings: tuple[Finding, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values for JSON, which has no infinity: a number that is not finite becomes None."""
+        values = asdict(self)
+        for name in ("max_abs_error", "worst_ratio"):
+            values[name] = values[name] if math.isfinite(values[name]) else None
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> GraphReport:
+        """The way back from :meth:`to_dict`; None becomes infinity."""
+        values = dict(values)
+        for name in ("max_abs_error", "worst_ratio"):
+            values[name] = math.inf if values[name] is None else values[name]
+        values["findings"] = tuple(Finding(**finding) for finding in values["findings"])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """How all graphs did. An empty report has not passed."""
+
+    graphs: tuple[GraphReport, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is something, and all of it passed."""
+        return bool(self.graphs) and all(graph.passed for graph in self.graphs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values for JSON; :meth:`from_dict` is the way back."""
+        return {"passed": self.passed, "graphs": [graph.to_dict() for graph in self.graphs]}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ParityReport:
+        """The way back from :meth:`to_dict`."""
+        return cls(tuple(GraphReport.from_dict(graph) for graph in values["graphs"]))

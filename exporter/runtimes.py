@@ -1,0 +1,101 @@
+"""Things that can run a graph. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import onnxruntime
+
+from .plan import Array
+
+LEVELS = {
+    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+_DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(bool)": "bool"}
+_FATAL = 4
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """How a graph is run.
+
+    Attributes:
+        level: graph optimisation: ``off``, ``basic``, ``extended`` or ``all``.
+        threads: 0 leaves it to the runtime.
+        verbose: whether the runtime's own messages reach the terminal.
+    """
+
+    level: str = "all"
+    threads: int = 0
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a runtime says of the graph that it has open: for each tensor its dtype and dimensions."""
+
+    runtime: str
+    version: str
+    inputs: dict[str, tuple[str, tuple[str | int, ...]]] = field(default_factory=dict)
+    outputs: dict[str, tuple[str, tuple[str | int, ...]]] = field(default_factory=dict)
+
+
+class Runtime(Protocol):
+    """A graph, open in something that runs it."""
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name, for an array for each input."""
+        ...
+
+    def describe(self) -> Description:
+        """The runtime, and what it says of the graph."""
+        ...
+
+
+class OnnxRuntime:
+    """A graph in onnxruntime, on the CPU."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, options: RuntimeOptions) -> None:
+        self.session = session
+        self.options = options
+
+    @classmethod
+    def open(cls, path: str | Path, options: RuntimeOptions | None = None) -> OnnxRuntime:
+        """Load the file at ``path``; whatever onnxruntime raises goes through."""
+        options = options or RuntimeOptions()
+        settings = onnxruntime.SessionOptions()
+        settings.graph_optimization_level = LEVELS[options.level]
+        settings.intra_op_num_threads = options.threads
+        # Threads that spin while they wait starve whatever else the machine is doing.
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if not options.verbose:
+            settings.log_severity_level = _FATAL  # what matters arrives as an exception
+        return cls(onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"]), options)
+
+    @staticmethod
+    def label(options: RuntimeOptions) -> str:
+        """The runtime's name in a report."""
+        return "onnxruntime" if options.level == "all" else f"onnxruntime, optimisation {options.level}"
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name, for an array for each input."""
+        names = [output.name for output in self.session.get_outputs()]
+        return {
+            name: np.asarray(value) for name, value in zip(names, self.session.run(names, dict(inputs)), strict=True)
+        }
+
+    def describe(self) -> Description:
+        """onnxruntime, its version, and the tensors of the graph."""
+        return Description(
+            self.label(self.options),
+            onnxruntime.__version__,
+            {arg.name: (_DTYPES.get(arg.type, arg.type), tuple(arg.shape)) for arg in self.session.get_inputs()},
+            {arg.name: (_DTYPES.get(arg.type, arg.type), tuple(arg.shape)) for arg in self.session.get_outputs()},
+        )

@@ -1,0 +1,135 @@
+"""Verification of saved files: weights, interface, rounding. No torch here: references come ready."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .compare import FAIL, PASS, Comparison, Expected, compare_case
+from .contract import Contract, TensorSpec
+from .plan import Array, Case
+from .report import Finding, GraphReport
+from .runtimes import Description, OnnxRuntime, RuntimeOptions
+from .weights import check_weights
+
+# What users run, and the graph without fusions: a fault of the optimiser and one of the exporter look different.
+LEVELS = ("all", "basic")
+
+
+def verify_onnx(
+    path: Path,
+    contract: Contract,
+    plan: Sequence[Case],
+    expected: Sequence[Mapping[str, Expected]],
+    weights: Mapping[str, Array],
+    *,
+    verbose: bool = False,
+) -> list[GraphReport]:
+    """Verify one ONNX file in onnxruntime, at each optimisation level of :data:`LEVELS`.
+
+    Args:
+        path: the file.
+        contract: what it should be.
+        plan: the cases to run.
+        expected: the reference for each case.
+        weights: what the file must hold, by state-dict name.
+        verbose: let onnxruntime's own messages through.
+    """
+    problems = [Finding("weights", message) for message in check_weights(path, weights)]
+    reports = []
+    for level in LEVELS:
+        options = RuntimeOptions(level=level, verbose=verbose)
+        try:
+            runtime = OnnxRuntime.open(path, options)
+        except Exception as error:
+            message = f"onnxruntime cannot load {path.name}: {' '.join(str(error).split())}"
+            name = OnnxRuntime.label(options)
+            reports.append(judge(contract, name, plan, [], [*problems, Finding("runtime", message)]))
+            continue
+        description = runtime.describe()
+        findings = [*problems, *check_interface(contract, description)]
+        # Run everything first, then judge: one failure must not hide the next.
+        results: list[list[Comparison]] = []
+        for case, reference in zip(plan, expected, strict=True):
+            try:
+                results.append(compare_case(contract, case, runtime.run(case.inputs), reference))
+            except Exception as error:
+                message = f"case {case.name} ({case.words}): {' '.join(str(error).split())}"
+                findings.append(Finding("runtime", message))
+        reports.append(judge(contract, description.runtime, plan, results, findings))
+        del runtime
+    return reports
+
+
+def judge(
+    contract: Contract,
+    runtime: str,
+    plan: Sequence[Case],
+    results: Sequence[Sequence[Comparison]],
+    findings: Sequence[Finding],
+    *,
+    format_name: str = "onnx",
+) -> GraphReport:
+    """One line of the report out of all comparisons of a graph in a runtime."""
+    found = list(findings)
+    worst_ratio, worst_case, largest, compared = 0.0, "", 0.0, 0
+    for case, comparisons in zip(plan, results, strict=False):
+        for comparison in comparisons:
+            compared += comparison.elements
+            if comparison.verdict != PASS:
+                where = f" at {list(comparison.worst_index)}" if comparison.worst_index else ""
+                verdict = "" if comparison.verdict == FAIL else f"{comparison.verdict}: "
+                text = f"case {case.name} ({case.words}), {comparison.output}{where}: {verdict}{comparison.reason}"
+                found.append(Finding("rounding", text))
+            if not comparison.ratio <= worst_ratio:
+                worst_ratio, worst_case = comparison.ratio, case.words
+            if not comparison.max_abs_error <= largest:
+                largest = comparison.max_abs_error
+    if compared == 0:
+        found.append(Finding("rounding", "nothing was compared"))
+        largest = worst_ratio = math.inf
+    complete = len(results) == len(plan)
+    if not complete:
+        found.append(Finding("runtime", f"{len(plan) - len(results)} of {len(plan)} cases gave no result"))
+    return GraphReport(
+        graph=contract.graph,
+        format=format_name,
+        runtime=runtime,
+        cases=len(results),
+        compared=compared,
+        max_abs_error=largest,
+        worst_ratio=worst_ratio,
+        worst_case=worst_case,
+        passed=not found and complete,
+        findings=tuple(found),
+    )
+
+
+def check_interface(contract: Contract, description: Description) -> list[Finding]:
+    """Exactly the contract's tensors, with its dtypes and dimensions."""
+    return [
+        Finding("interface", message)
+        for kind, specs, found in (
+            ("input", contract.inputs, description.inputs),
+            ("output", contract.outputs, description.outputs),
+        )
+        for message in _interface_problems(kind, specs, found)
+    ]
+
+
+def _interface_problems(
+    kind: str, specs: Sequence[TensorSpec], found: Mapping[str, tuple[str, tuple[str | int, ...]]]
+) -> list[str]:
+    names = [spec.name for spec in specs]
+    problems = [f"{kind} {name} is not in the contract" for name in found if name not in names]
+    for spec in specs:
+        if spec.name not in found:
+            problems.append(f"{kind} {spec.name} is missing from the file")
+            continue
+        dtype, shape = found[spec.name]
+        if dtype != spec.dtype:
+            problems.append(f"{kind} {spec.name} is {dtype}, the contract says {spec.dtype}")
+        if shape != spec.labels:
+            problems.append(f"{kind} {spec.name} is {list(shape)}, the contract says {list(spec.labels)}")
+    return problems

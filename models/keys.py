@@ -1,0 +1,104 @@
+"""``--key NAME=KEY``: the caller says which tensor of the checkpoint is what."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+
+from .errors import CheckpointError
+from .parts import HEAD, HEAD_BIAS, OUTER, ROLES, Parts
+from .unwrapping import plain_name
+
+Keys = Mapping[str, str | Sequence[str]] | Sequence[str]
+
+IGNORE = "ignore"
+EXAMPLE = "as in --key source_embedding=embed.weight"
+
+#: Names inside the stacks, without the ``my_transformer.`` that the sequence models put before them.
+STACK_NAME = re.compile(
+    r"(encoder|decoder)\.(norm|layers\.\d+\.((self_attn|multihead_attn)\.(q|k|v|out)_proj|linear[12]|norm[123]))"
+    r"\.(weight|bias)"
+)
+
+
+def apply_keys(parts: Parts, keys: Keys) -> None:
+    """Place and drop the tensors that ``keys`` name.
+
+    Args:
+        parts: changed in place.
+        keys: pairs of a name and a tensor of the checkpoint, as a mapping or as ``NAME=KEY`` strings. NAME is a role
+            (:data:`~mytx.models.parts.ROLES`), ``ignore`` (repeatable; KEY may hold ``*``), or a name of our own
+            state dicts.
+
+    Raises:
+        CheckpointError: for a pair that is malformed, unknown or given twice.
+    """
+    pairs = split_pairs(keys)
+    ignored = [plain_name(theirs) for name, theirs in pairs if name == IGNORE]
+    for name, key in pairs:
+        if name == IGNORE:
+            continue
+        ours, theirs = our_name(name), plain_name(key)
+        if theirs not in parts.left:
+            raise unknown_tensor(parts, name, key)
+        if ours in parts.placed:
+            raise CheckpointError(f"--key names {name} twice: {parts.origins[ours]} and {theirs}", "keep one of them")
+        if any(fnmatch.fnmatchcase(theirs, pattern) for pattern in ignored):
+            raise CheckpointError(f"--key uses {theirs} as {name} and ignores it", "keep one of them")
+        parts.place(ours, theirs, parts.left[theirs])
+        parts.asked.add(ours)
+        parts.assume(name, theirs, "option")
+        bias = theirs.removesuffix("weight") + "bias"
+        if name == "output_projection" and bias != theirs + "bias" and bias in parts.left:
+            parts.place(HEAD_BIAS, bias, parts.left[bias])
+    for pattern in ignored:
+        dropped = [theirs for theirs in parts.left if fnmatch.fnmatchcase(theirs, pattern)]
+        if not dropped:
+            raise unknown_tensor(parts, IGNORE, pattern)
+        for theirs in dropped:
+            parts.take(theirs)
+            parts.assume(IGNORE, theirs, "option")
+    for ours, theirs in parts.origins.items():  # only now: one tensor may be asked for twice
+        if ours != HEAD or HEAD_BIAS in parts.placed:  # a projection without a bias may be an embedding too
+            parts.take(theirs)
+
+
+def split_pairs(keys: Keys) -> list[tuple[str, str]]:
+    """``keys`` as pairs.
+
+    Raises:
+        CheckpointError: where one is not of the form NAME=KEY.
+    """
+    if isinstance(keys, Mapping):
+        return [(name, key) for name, value in keys.items() for key in ([value] if isinstance(value, str) else value)]
+    pairs = []
+    for text in [keys] if isinstance(keys, str) else keys:
+        name, equals, key = text.partition("=")
+        if not (equals and name.strip() and key.strip()):
+            raise CheckpointError(f"--key expects NAME=KEY, got {text!r}", EXAMPLE)
+        pairs.append((name.strip(), key.strip()))
+    return pairs
+
+
+def our_name(name: str) -> str:
+    """The place that ``name``, a role or a name of our state dicts, stands for.
+
+    Raises:
+        CheckpointError: where it is neither.
+    """
+    ours = ROLES.get(name, name).removeprefix("my_transformer.")
+    if ours not in OUTER and not STACK_NAME.fullmatch(ours):
+        raise CheckpointError(
+            f"--key does not know the name {name!r}",
+            f"use {', '.join(ROLES)}, {IGNORE}, or a name such as my_transformer.encoder.norm.weight",
+        )
+    return ours
+
+
+def unknown_tensor(parts: Parts, name: str, key: str) -> CheckpointError:
+    """The error for a ``key`` that the checkpoint does not have, with the nearest that it has."""
+    near = difflib.get_close_matches(key, parts.left, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(list(parts.left)[:5])}, …"
+    return CheckpointError(f"--key {name}={key}: the checkpoint has no tensor {key}", hint)

@@ -1,0 +1,293 @@
+"""What is outside the layers: embeddings, positions and heads, by known names and otherwise by shape."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor
+
+from .errors import CheckpointError
+from .parts import CLASSIFIER, HEAD, HEAD_BIAS, POSITIONS, ROLES, SHARED, SOURCE, TARGET, Parts, describe
+from .unwrapping import LAYER
+
+#: Names of upstream's task models and of PyTorch's translation tutorial; any prefix may come before them.
+KNOWN = {
+    **{name: name for name in (SOURCE, TARGET, SHARED, POSITIONS, HEAD, HEAD_BIAS, *CLASSIFIER)},
+    "src_tok_emb.embedding.weight": SOURCE,
+    "tgt_tok_emb.embedding.weight": TARGET,
+    "positional_encoding.pos_embedding": POSITIONS,
+    "generator.weight": HEAD,
+    "generator.bias": HEAD_BIAS,
+}
+
+POSITION_NAME = re.compile(r"(?:^|[._])(?:pos(?!t)|w?pe(?:[._]|$))", re.IGNORECASE)
+BY_SHAPE = "mapped by shape"
+
+
+def place_outer(parts: Parts, d_model: int, has_decoder: bool) -> str:
+    """Place what is outside the layers, and say which kind of model that makes (``ModelConfig.kind``).
+
+    By shape, with V rows and width d: a ``[V, d]`` with a ``[V]`` bias beside it is the output projection; a lone
+    ``[V, d]`` is an embedding, and one alone serves both sides; ``[1, L, d]``, ``[L, 1, d]``, or ``[L, d]`` under a
+    name such as ``pos…`` or ``pe`` are positions.
+
+    Raises:
+        CheckpointError: where there are two readings, or a part is missing.
+    """
+    place_known(parts)
+    place_positions(parts, d_model)
+    if any(name in parts.placed for name in CLASSIFIER) and not has_decoder:
+        place_classifier_embedding(parts, d_model)
+        return "classification"
+    if not has_decoder:
+        raise CheckpointError(
+            "the checkpoint has an encoder and neither a decoder nor a classifier (classifier.0.…, classifier.2.…)",
+            "an encoder alone is not supported yet",
+        )
+    pairs, lone = matrices(parts, d_model)
+    if not (pairs or lone or {SOURCE, TARGET, SHARED, HEAD} & parts.placed.keys()):
+        for ours in ({POSITIONS} - parts.asked) & parts.placed.keys():  # no tokens, so nothing that has positions
+            parts.left[parts.origins[ours]] = parts.placed.pop(ours)
+        return "transformer"
+    place_head(parts, pairs, lone)
+    place_embeddings(parts, lone)
+    return "couplet" if SHARED in parts.placed else "translation"
+
+
+def place_known(parts: Parts) -> None:
+    """Place the tensors whose names end in a known one."""
+    for theirs in outer_names(parts):
+        segments = theirs.split(".")
+        ours = next((KNOWN[end] for end in (".".join(segments[n:]) for n in range(len(segments))) if end in KNOWN), "")
+        if ours and ours not in parts.placed:
+            parts.place(ours, theirs, parts.left[theirs])
+            parts.take(theirs)
+
+
+def place_positions(parts: Parts, d_model: int) -> None:
+    """Place the position table as ``[L, 1, d]``; several are one table where they are equal.
+
+    Raises:
+        CheckpointError: where two differ, or the one that was asked for has another shape.
+    """
+    if POSITIONS in parts.placed:
+        parts.placed[POSITIONS] = as_positions(parts.placed[POSITIONS])
+    for theirs in outer_names(parts):
+        tensor = parts.left[theirs]
+        named = POSITION_NAME.search(theirs) is not None
+        thin = tensor.dim() == 3 and 1 in tensor.shape[:2] and (named or tensor.shape[:2].numel() > 1)
+        if not (thin or (named and tensor.dim() == 2)) or tensor.shape[-1] != d_model or not tensor.is_floating_point():
+            continue
+        table = as_positions(tensor)
+        if POSITIONS not in parts.placed:
+            parts.place(POSITIONS, theirs, table)
+            parts.assume("positions", theirs, BY_SHAPE)
+        elif not torch.equal(parts.placed[POSITIONS], table):
+            kept = parts.origins[POSITIONS]
+            raise CheckpointError(
+                f"two position tables differ: {describe(kept, parts.placed[POSITIONS])} and {describe(theirs, table)}",
+                f"one serves both sides; if {theirs} is no such table: --key ignore={theirs}",
+            )
+        parts.take(theirs)
+
+
+def as_positions(tensor: Tensor) -> Tensor:
+    """``[L, d]``, ``[1, L, d]`` or ``[L, 1, d]`` -> ``[L, 1, d]``; others unchanged."""
+    if tensor.dim() == 2:
+        return tensor.unsqueeze(1)
+    return tensor.transpose(0, 1) if tensor.dim() == 3 and tensor.size(0) == 1 else tensor
+
+
+def outer_names(parts: Parts) -> list[str]:
+    """The tensors that are left and in no layer."""
+    return [name for name in parts.left if not LAYER.match(name)]
+
+
+def matrices(parts: Parts, d_model: int) -> tuple[list[str], list[str]]:
+    """The ``[V, d]`` among what is left: those with a ``[V]`` bias beside them, and those without."""
+    pairs: list[str] = []
+    lone: list[str] = []
+    for name in outer_names(parts):
+        tensor = parts.left[name]
+        if tensor.dim() != 2 or tensor.size(1) != d_model or not tensor.is_floating_point():
+            continue
+        bias = parts.left.get(bias_of(name))
+        (lone if bias is None or bias.shape != tensor.shape[:1] else pairs).append(name)
+    return pairs, lone
+
+
+def bias_of(weight: str) -> str:
+    """The name beside ``weight``: ``generator.weight`` -> ``generator.bias``."""
+    return weight.removesuffix("weight") + "bias" if weight.endswith("weight") else ""
+
+
+def place_head(parts: Parts, pairs: list[str], lone: list[str]) -> None:
+    """Place the output projection.
+
+    Raises:
+        CheckpointError: where there is none, or there are several, or it has no bias and that was not said.
+    """
+    if HEAD in parts.placed:
+        head = parts.origins[HEAD]
+        if HEAD_BIAS not in parts.placed and HEAD not in parts.asked:
+            raise CheckpointError(
+                f"{bias_of(head)} is missing beside {head}",
+                f"if the projection has no bias: --key output_projection={head}",
+            )
+        if HEAD_BIAS not in parts.placed:
+            parts.place(HEAD_BIAS, f"{head}, without a bias,", torch.zeros(parts.placed[HEAD].shape[:1]))
+            parts.assume("output projection's bias", 0.0, "exact: the checkpoint has none")
+        return
+    if len(pairs) > 1:
+        raise CheckpointError(
+            f"any of {', '.join(describe(name, parts.left[name]) for name in pairs)} could be the output projection",
+            f"say which with --key output_projection={pairs[-1]}",
+        )
+    if not pairs:
+        choices = lone + [parts.origins[ours] for ours in (SOURCE, SHARED, TARGET) if ours in parts.placed]
+        raise CheckpointError(
+            f"no output projection: there is no [V, d] with a [V] bias beside it, only {', '.join(choices)}",
+            f"say which, it may be an embedding too: --key output_projection={lone[-1] if lone else choices[-1]}",
+        )
+    parts.place(HEAD, pairs[0], parts.left[pairs[0]])
+    parts.place(HEAD_BIAS, bias_of(pairs[0]), parts.left[bias_of(pairs[0])])
+    parts.assume("output_projection", pairs[0], BY_SHAPE)
+    parts.take(pairs[0])
+    parts.take(bias_of(pairs[0]))
+
+
+def place_embeddings(parts: Parts, lone: list[str]) -> None:
+    """Place the embedding of each side among ``lone``, or the one that serves both.
+
+    Raises:
+        CheckpointError: where there are two readings, or none.
+    """
+    head = parts.origins[HEAD]
+    tied = head if head in parts.left else ""  # asked for as the projection; perhaps an embedding too
+    lone = [name for name in lone if name in parts.left and name != tied]
+    source, target = SOURCE in parts.placed, TARGET in parts.placed
+    if source and target and parts.origins[SOURCE] == parts.origins[TARGET]:
+        serve_both(parts, SOURCE)
+    elif SHARED in parts.placed or (source and target):
+        pass  # what is left of ``lone`` is unexpected
+    elif source and not lone:
+        find_target(parts, tied, named=SOURCE not in parts.asked)
+    elif target and not lone:
+        if TARGET in parts.asked:
+            serve_both(parts, TARGET)
+    elif (source or target) and len(lone) == 1:
+        place_by_shape(parts, TARGET if source else SOURCE, lone[0])
+    elif len(lone) == 2 and not (source or target):
+        first, second = tell_apart(parts, lone)
+        place_by_shape(parts, SOURCE, first)
+        place_by_shape(parts, TARGET, second)
+    elif len(lone) > 1:
+        raise two_readings(parts, lone)
+    elif lone or tied:
+        place_by_shape(parts, SOURCE, lone[0] if lone else tied)
+        find_target(parts, tied, named=False)
+    else:
+        raise CheckpointError(
+            f"no embedding: there is no [V, d] besides {head}",
+            f"if that serves as the embedding too: --key source_embedding={head}",
+        )
+    parts.take(tied)
+
+
+def find_target(parts: Parts, tied: str, named: bool) -> None:
+    """The target's embedding, where only the source's is there: the same one, or the output projection's weights.
+
+    Args:
+        parts: with the source's embedding in its place.
+        tied: the tensor that is the output projection and may be an embedding too; empty if there is none.
+        named: whether the source's embedding has a name that says it is not the target's.
+
+    Raises:
+        CheckpointError: where both are possible.
+    """
+    source = parts.origins[SOURCE]
+    if tied and tied != source:
+        if not named and parts.placed[SOURCE].shape[:1] == parts.placed[HEAD].shape[:1]:
+            raise CheckpointError(
+                f"the target's embedding could be {source}, or the output projection's {tied}",
+                f"say which with --key target_embedding={source} or --key target_embedding={tied}",
+            )
+        place_by_shape(parts, TARGET, tied)
+    elif not named:
+        serve_both(parts, SOURCE)
+
+
+def tell_apart(parts: Parts, lone: list[str]) -> tuple[str, str]:
+    """Source and target among two: the target has as many rows as the output projection, and the source has not.
+
+    Raises:
+        CheckpointError: where that does not tell them apart.
+    """
+    fits = [parts.left[name].shape[:1] == parts.placed[HEAD].shape[:1] for name in lone]
+    if fits[0] == fits[1]:
+        raise two_readings(parts, lone)
+    return (lone[1], lone[0]) if fits[0] else (lone[0], lone[1])
+
+
+def two_readings(parts: Parts, lone: list[str]) -> CheckpointError:
+    """The error for matrices that could each be either side's embedding."""
+    shapes = " and ".join(describe(name, parts.left[name]) for name in lone)
+    if SOURCE in parts.placed or TARGET in parts.placed:
+        role = "target" if SOURCE in parts.placed else "source"
+        return CheckpointError(
+            f"either of {shapes} could be the {role} embedding", f"say which with --key {role}_embedding={lone[0]}"
+        )
+    return CheckpointError(
+        f"{shapes} could be the source's and the target's embedding, or the target's and the source's",
+        f"say which with --key source_embedding={lone[0]} --key target_embedding={lone[1]} (or the other way round)",
+    )
+
+
+def place_by_shape(parts: Parts, ours: str, theirs: str) -> None:
+    """Place an embedding whose name says nothing, and record that."""
+    role = next(role for role, name in ROLES.items() if name == ours)
+    parts.place(ours, theirs, parts.left[theirs])
+    parts.assume(role, theirs, BY_SHAPE)
+    parts.take(theirs)
+
+
+def serve_both(parts: Parts, ours: str) -> None:
+    """The embedding at ``ours`` serves source and target.
+
+    Raises:
+        CheckpointError: where it has not as many rows as the output projection.
+    """
+    theirs, tensor = parts.origins[ours], parts.placed.pop(ours)
+    head = parts.placed.get(HEAD)
+    if head is not None and head.shape[:1] != tensor.shape[:1]:
+        raise CheckpointError(
+            f"{describe(theirs, tensor)} cannot serve both sides: {describe(parts.origins[HEAD], head)} has other rows",
+            "name the target's embedding with --key target_embedding=NAME",
+        )
+    parts.placed.pop(TARGET, None)
+    parts.place(SHARED, theirs, tensor)
+    recorded = {item.name for item in parts.assumed}
+    for role in ("source_embedding", "target_embedding"):
+        if role not in recorded:
+            parts.assume(role, theirs, BY_SHAPE)
+
+
+def place_classifier_embedding(parts: Parts, d_model: int) -> None:
+    """Place the one embedding of a classification model.
+
+    Raises:
+        CheckpointError: where several could be it.
+    """
+    if SHARED in parts.placed:
+        parts.place(SOURCE, parts.origins[SHARED], parts.placed.pop(SHARED))
+    if SOURCE in parts.placed:
+        return
+    lone = matrices(parts, d_model)[1]
+    if len(lone) > 1:
+        raise CheckpointError(
+            f"any of {', '.join(describe(name, parts.left[name]) for name in lone)} could be the embedding",
+            f"say which with --key source_embedding={lone[0]}",
+        )
+    if lone:
+        place_by_shape(parts, SOURCE, lone[0])

@@ -1,0 +1,168 @@
+"""The ledger of a checkpoint: which of its tensors became which of ours, and what is left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from .config import Assumption
+from .errors import CheckpointError
+
+SHOWN = 5
+
+# The outer parts, by the names of the task models' state dicts. The stacks are `encoder.…` and `decoder.…` here.
+SOURCE = "src_token_embedding.embedding.weight"
+TARGET = "tgt_token_embedding.embedding.weight"
+SHARED = "token_embedding.embedding.weight"
+POSITIONS = "pos_embedding.pe"
+HEAD = "classification.weight"
+HEAD_BIAS = "classification.bias"
+CLASSIFIER = ("classifier.0.weight", "classifier.0.bias", "classifier.2.weight", "classifier.2.bias")
+OUTER = (SOURCE, TARGET, SHARED, POSITIONS, HEAD, HEAD_BIAS, *CLASSIFIER)
+
+#: What each kind of model has outside its layers and cannot do without.
+REQUIRED = {
+    "transformer": (),
+    "translation": (SOURCE, TARGET, HEAD, HEAD_BIAS),
+    "couplet": (SHARED, HEAD, HEAD_BIAS),
+    "classification": (SOURCE, *CLASSIFIER),
+}
+
+#: What a person calls them: in ``--key ROLE=NAME`` and in what is recorded as assumed.
+ROLES = {"source_embedding": SOURCE, "target_embedding": TARGET, "output_projection": HEAD, "positions": POSITIONS}
+
+
+@dataclass
+class Parts:
+    """Tensors on their way from a checkpoint into a model.
+
+    Attributes:
+        left: the checkpoint's tensors that have no place yet, by its names.
+        placed: tensors by our names.
+        origins: the checkpoint's name for each of ``placed``.
+        asked: our names whose tensor the caller named with ``--key``.
+        assumed: what the checkpoint did not say.
+    """
+
+    left: dict[str, Tensor]
+    placed: dict[str, Tensor] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+    assumed: list[Assumption] = field(default_factory=list)
+
+    def place(self, ours: str, theirs: str, tensor: Tensor) -> None:
+        """Give ``tensor``, which is ``theirs`` or cut from it, the place ``ours``."""
+        self.placed[ours] = tensor
+        self.origins[ours] = theirs
+
+    def take(self, theirs: str) -> None:
+        """``theirs`` is accounted for; a tensor may be placed twice before."""
+        self.left.pop(theirs, None)
+
+    def nest(self, prefix: str) -> None:
+        """Put ``prefix`` before the names of both stacks."""
+        for ours in [name for name in self.placed if name.startswith(("encoder.", "decoder."))]:
+            self.place(prefix + ours, self.origins.pop(ours), self.placed.pop(ours))
+
+    def assume(self, name: str, value: Any, source: str) -> None:
+        """Record what the checkpoint did not say."""
+        self.assumed.append(Assumption(name, value, source))
+
+
+def account(parts: Parts, expected: Mapping[str, Tensor]) -> None:
+    """Check that ``parts.placed`` is exactly ``expected`` in names and shapes, and that nothing is left.
+
+    Raises:
+        CheckpointError: naming what is missing, unexpected, or of another shape.
+    """
+    missing = [name for name in expected if name not in parts.placed]
+    extra = [describe(name, tensor) for name, tensor in parts.left.items()]
+    extra += [describe(parts.origins[ours], parts.placed[ours]) for ours in parts.placed if ours not in expected]
+    if missing or extra:
+        complain(missing, extra)
+    for name, tensor in expected.items():
+        if parts.placed[name].shape != tensor.shape:
+            raise CheckpointError(
+                f"{parts.origins[name]} gives {name} the shape {list(parts.placed[name].shape)}, "
+                f"the rest of the checkpoint says {list(tensor.shape)}",
+                "all tensors must agree on d_model, dim_feedforward and the sizes of the vocabularies",
+            )
+
+
+def complain(missing: list[str], extra: list[str]) -> NoReturn:
+    """Raise the error for tensors that are ``missing`` (our names) and ``extra`` (the checkpoint's, with shapes)."""
+    message = f"the checkpoint lacks {listed(missing, 'tensor')}" if missing else "the checkpoint"
+    if extra:
+        message += f"{' and' if missing else ''} has {listed(extra, 'unexpected tensor')}"
+    stray = extra[0].split(" ")[0] if extra else ""
+    if missing and extra:
+        hint = f"if one is the other under its own name, say so: --key {missing[0]}={stray}"
+    elif missing:
+        hint = f"is it the whole model? --key {missing[0]}=NAME names a tensor that stands in for it"
+    else:
+        hint = f"if the model does without: --key ignore={stray}"
+    raise CheckpointError(message, hint)
+
+
+def to_float32(parts: Parts) -> dict[str, Tensor]:
+    """Independent float32 copies of ``parts.placed``, which is emptied on the way to keep memory low.
+
+    Raises:
+        CheckpointError: for tensors that are not floats, or not finite, by name.
+    """
+    odd = [f"{parts.origins[name]} ({kind(tensor)})" for name, tensor in parts.placed.items() if kind(tensor)]
+    if odd:
+        raise CheckpointError(f"weights must be plain floats: {listed(odd, 'tensor')}", "save it before quantisation")
+    state: dict[str, Tensor] = {}
+    dtypes: set[torch.dtype] = set()
+    broken: list[str] = []
+    for name in list(parts.placed):
+        tensor = parts.placed.pop(name)
+        dtypes.add(tensor.dtype)
+        state[name] = copy_float32(tensor)
+        if not is_finite(state[name]):
+            broken.append(parts.origins[name])
+    if broken:
+        raise CheckpointError(
+            f"NaN or infinite values in {listed(list(dict.fromkeys(broken)), 'tensor')}",
+            "the training went wrong, or the values do not fit into float32",
+        )
+    for dtype in sorted(dtypes - {torch.float32}, key=str):
+        how = "rounded" if dtype == torch.float64 else "widened, exact"
+        parts.assume("weights", f"{str(dtype).removeprefix('torch.')} -> float32", how)
+    return state
+
+
+def copy_float32(tensor: Tensor) -> Tensor:
+    """A contiguous float32 copy that shares no memory with ``tensor``."""
+    return tensor.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no value of ``tensor`` is NaN or infinite; without a copy, unlike ``isfinite().all()``."""
+    return tensor.numel() == 0 or all(math.isfinite(extreme) for extreme in torch.aminmax(tensor.detach()))
+
+
+def kind(tensor: Tensor) -> str:
+    """What keeps ``tensor`` from being plain weights: its dtype or layout; empty if nothing does."""
+    if not tensor.is_floating_point() or tensor.is_quantized:
+        return str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout != torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    return "meta: it has no values" if tensor.is_meta else ""
+
+
+def describe(name: str, tensor: Tensor) -> str:
+    """``generator.weight [8, 4]``"""
+    return f"{name} {list(tensor.shape)}"
+
+
+def listed(names: list[str], noun: str) -> str:
+    """``7 tensors: a, b, c, d, e, …``: the first few and how many there are."""
+    shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+    return f"{len(names)} {noun}{'' if len(names) == 1 else 's'}: {shown}"

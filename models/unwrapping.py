@@ -1,0 +1,115 @@
+"""From the objects in a checkpoint to one state dict with plain names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .errors import CheckpointError
+
+#: Where a checkpoint keeps its weights, best first; a bare state dict comes before all of them.
+PREFERRED = (
+    "model", "model_state_dict", "state_dict", "model_state", "net", "network", "module", "transformer", "weights",
+    "params", "ema", "model_ema", "ema_model", "ema_state_dict",
+)  # fmt: skip
+
+#: Path segments that a wrapper adds: DataParallel (and DeepSpeed, AveragedModel), torch.compile.
+WRAPPERS = ("module", "_orig_mod")
+
+LAYER = re.compile(r"(?P<outer>.*?)(?P<stack>encoder|decoder)\.layers\.(?P<index>\d+)\.(?P<rest>.+)")
+
+
+@dataclass(frozen=True)
+class StateDict:
+    """One state dict out of a checkpoint.
+
+    Attributes:
+        tensors: by plain names.
+        place: where it was: ``model.state_dict``; empty for a bare one.
+        others: where there are more weights, none of which are taken.
+    """
+
+    tensors: dict[str, Tensor]
+    place: str = ""
+    others: tuple[str, ...] = ()
+
+
+def unwrap(content: Any) -> StateDict:
+    """The state dict in ``content``: bare, or under a key, at most two deep, such as ``model`` or ``state_dict``.
+
+    One that holds transformer layers is wanted; where several do, :data:`PREFERRED` decides.
+
+    Raises:
+        CheckpointError: where there is none, or several and no preference.
+    """
+    found = state_dicts(content)
+    if not found:
+        raise CheckpointError(
+            f"the checkpoint holds no named tensors (it is a {type(content).__name__})",
+            'a state dict is expected: torch.save(model.state_dict(), "weights.pt")',
+        )
+    layered = {place: tensors for place, tensors in found.items() if any(map(LAYER.match, tensors))}
+    ranked = sorted(layered or found, key=rank)
+    equal = [place for place in layered if rank(place) == rank(ranked[0])]
+    if len(equal) > 1:
+        raise CheckpointError(
+            f"the checkpoint holds {len(equal)} models: {', '.join(equal)}",
+            f'save the one that is meant alone: torch.save(checkpoint["{equal[0]}"], "weights.pt")',
+        )
+    chosen = ranked[0]
+    others = [place for place in sorted(found, key=rank) if place != chosen and has_weights(found[place])]
+    return StateDict(plain_names(found[chosen]), chosen, tuple(others))
+
+
+def has_weights(tensors: dict[str, Tensor]) -> bool:
+    """Whether any of ``tensors`` is a matrix or more: not just a step or a loss."""
+    return any(tensor.dim() > 1 for tensor in tensors.values())
+
+
+def state_dicts(content: Any, place: str = "", depth: int = 2) -> dict[str, dict[str, Tensor]]:
+    """Every mapping in ``content`` that holds named tensors, by its place, down to ``depth``."""
+    if not isinstance(content, Mapping):
+        return {}
+    named = {name: value for name, value in content.items() if isinstance(name, str)}
+    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    found = {place: tensors} if tensors else {}
+    if depth > 0:
+        for name, value in named.items():
+            found.update(state_dicts(value, f"{place}.{name}" if place else name, depth - 1))
+    return found
+
+
+def rank(place: str) -> tuple[int, ...]:
+    """Sorts places by preference; equal for two that nothing tells apart."""
+    segments = place.split(".") if place else []
+    return tuple(PREFERRED.index(part) if part in PREFERRED else len(PREFERRED) for part in segments)
+
+
+def plain_name(name: str) -> str:
+    """``name`` without the segments that wrappers add: ``module.encoder.…`` -> ``encoder.…``."""
+    *path, last = name.split(".")
+    return ".".join([part for part in path if part not in WRAPPERS] + [last])
+
+
+def plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``tensors`` by their plain names.
+
+    Raises:
+        CheckpointError: where two tensors would get the same.
+    """
+    plain: dict[str, Tensor] = {}
+    origins: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        short = plain_name(name)
+        if short in plain:
+            raise CheckpointError(
+                f"{origins[short]} and {name} are the same tensor's name once wrappers are taken off",
+                "save the unwrapped model's state dict: model.module.state_dict()",
+            )
+        plain[short] = tensor
+        origins[short] = name
+    return plain
