@@ -1,0 +1,33 @@
+"""From a model to graphs, files, proof and a bundle. Nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import BundleError as BundleError
+    from .errors import ExportError as ExportError
+    from .errors import MytxError as MytxError
+    from .errors import OptionError as OptionError
+    from .pipeline import ExportResult as ExportResult
+    from .pipeline import export_onnx as export_onnx
+    from .report import ParityReport as ParityReport
+
+_HOME = {
+    "BundleError": "errors",
+    "ExportError": "errors",
+    "ExportResult": "pipeline",
+    "MytxError": "errors",
+    "OptionError": "errors",
+    "ParityReport": "report",
+    "export_onnx": "pipeline",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

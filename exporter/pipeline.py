@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..models import Model, config_of
+from ..models import Model, Vocabulary, config_of
 from . import onnx_format
 from .bundle import MANIFEST, Staging, write_json
 from .contract import GRAPHS
@@ -68,7 +68,7 @@ def export_onnx(
     masks: str | None = None,
     verify: bool = True,
     force: bool = False,
-    vocab: dict[str, Any] | None = None,
+    vocabulary: Vocabulary | None = None,
     verbose: bool = False,
     progress: Progress = lambda _: None,
 ) -> ExportResult:
@@ -82,7 +82,7 @@ def export_onnx(
         masks: for a bare model; see :func:`~mytx.exporter.graphs.graphs_of`.
         verify: whether to check parity.
         force: replace a bundle that is there.
-        vocab: stored as ``vocab.json``.
+        vocabulary: stored as ``vocab.json``, for whoever turns text into ids.
         verbose: let PyTorch's and onnxruntime's own messages through.
         progress: told what is being done.
 
@@ -105,8 +105,8 @@ def export_onnx(
                 onnx_format.save(exported.pop(name), staging.path / f"{name}.onnx")
             release_memory()
         write_json(staging.path / "config.json", config.to_dict())
-        if vocab is not None:
-            write_json(staging.path / "vocab.json", vocab)
+        if vocabulary is not None:
+            (staging.path / "vocab.json").write_text(vocabulary.to_json(), encoding="utf-8")
         report = None
         if verify:
             report = _verify(

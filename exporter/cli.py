@@ -1,0 +1,214 @@
+"""The command line, and nothing else: options in, messages and exit codes out. torch is imported inside commands."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from .pipeline import ExportResult
+
+# Exit codes. Click's own errors and tracebacks would be 1, which here means one thing only.
+PASSED, PARITY_FAILED, BAD_INPUT, BUG, INTERRUPTED = 0, 1, 2, 3, 130
+
+SETTINGS = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 100,
+    "token_normalize_func": lambda token: token.replace("_", "-"),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and exit: 0 passed, 1 parity failed, 2 bad input, 3 a bug in mytx, 130 interrupted."""
+    from ..models.errors import MytxError
+
+    # Threads that spin while they wait make small models 20 times slower on a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        code = cli(arguments, prog_name="mytx-export", standalone_mode=False)
+        _exit(code if isinstance(code, int) else PASSED)
+    except click.ClickException as error:
+        error.show()
+        _exit(BAD_INPUT)
+    except MytxError as error:
+        complain(error.message, error.hint)
+        _exit(BAD_INPUT)
+    except (click.Abort, KeyboardInterrupt):
+        complain("interrupted; nothing was left behind")
+        _exit(INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _exit(PASSED)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        complain(f"{error.strerror or error}{where}", "free some space or choose another --output, and run again")
+        _exit(BAD_INPUT)
+    except Exception as error:
+        with tempfile.NamedTemporaryFile("w", prefix="mytx-", suffix=".log", delete=False, encoding="utf-8") as file:
+            traceback.print_exc(file=file)
+        complain(f"a bug in mytx: {type(error).__name__}: {error}", f"please report it, with {file.name}")
+        _exit(BUG)
+
+
+def complain(message: str, hint: str = "") -> None:
+    """One or two lines on stderr."""
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {' '.join(message.split())}", err=True)
+    if hint:
+        click.echo(f"{click.style('hint:', fg='cyan')} {' '.join(hint.split())}", err=True)
+
+
+def _exit(code: int) -> None:
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+@click.group(context_settings=SETTINGS)
+@click.version_option(package_name="mytx", prog_name="mytx-export")
+def cli() -> None:
+    """Take an encoder-decoder Transformer out of PyTorch: export it, and prove that the files are right.
+
+    Exit codes: 0 all passed; 1 parity failed, and nothing else; 2 bad input, or an export that failed; 3 a bug in
+    mytx; 130 interrupted.
+    """
+
+
+def checkpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What a checkpoint cannot say of itself. Options that are not given are None: the default is then recorded."""
+    options = [
+        click.option("--nhead", type=click.IntRange(1), help="Number of attention heads; no checkpoint says it."),
+        click.option(
+            "--key",
+            "keys",
+            multiple=True,
+            metavar="NAME=KEY",
+            help="Which tensor is what, where names and shapes leave it open: source_embedding, target_embedding, "
+            "output_projection, positions, ignore, or a state-dict name of ours. Repeatable.",
+        ),
+        click.option(
+            "--activation", type=click.Choice(["relu", "gelu", "silu"]), help="Of the feed-forward blocks.  [relu]"
+        ),
+        click.option(
+            "--norm-first/--norm-last", default=None, help="Norm before each block, or after it.  [norm-last]"
+        ),
+        click.option("--layer-norm-eps", type=float, help="Added to the variance in the norms.  [1e-5]"),
+        click.option("--embedding-scale", type=float, help="Factor on the embeddings.  [sqrt(d_model)]"),
+        click.option("--pad-id", type=click.IntRange(0), help="Id of padding.  [0]"),
+        click.option("--bos-id", type=click.IntRange(0), help="Id that starts a target.  [1]"),
+        click.option("--eos-id", type=click.IntRange(0), help="Id that ends a target.  [2]"),
+        click.option(
+            "--pooling",
+            type=click.Choice(["sum", "avg", "last", "upstream-sum", "upstream-avg", "upstream-last"]),
+            help="Of a classification model; upstream-… pools over padding too.  [sum]",
+        ),
+        click.option(
+            "--vocab",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Vocabulary, token to id, as JSON.  [vocab.json beside the checkpoint]",
+        ),
+    ]
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+@cli.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the bundle.")
+@checkpoint_options
+@click.option(
+    "--component",
+    "components",
+    multiple=True,
+    type=click.Choice(["encoder", "decoder", "full"]),
+    help="Graph to export. Repeatable.  [all that the model has]",
+)
+@click.option("--opset", type=int, default=18, show_default=True, help="ONNX opset, 18 to 25.")
+@click.option(
+    "--masks",
+    help="Mask inputs of a bare MyTransformer: a comma list of its mask arguments, each optionally :bool, :float "
+    "or :3d.  [tgt_mask and the three key padding masks]",
+)
+@click.option("--no-verify", is_flag=True, help="Do not check parity; the result says passed: null.")
+@click.option("--force", is_flag=True, help="Replace a bundle that is there.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
+@click.option("-v", "--verbose", is_flag=True, help="Let PyTorch's and onnxruntime's own messages through.")
+@click.option("-q", "--quiet", is_flag=True, help="Only errors.")
+def onnx(
+    checkpoint: Path,
+    output: Path,
+    components: tuple[str, ...],
+    opset: int,
+    masks: str | None,
+    no_verify: bool,
+    force: bool,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+    **reading: Any,
+) -> int:
+    """Export CHECKPOINT to ONNX and verify the files in onnxruntime.
+
+    CHECKPOINT is a .pt, .pkl or .safetensors file with a state dict, or a folder that save_model wrote. OUTPUT gets
+    encoder.onnx, decoder.onnx and full.onnx, moved there only when they are complete and equal to PyTorch; a bundle
+    that is not goes to OUTPUT.failed.
+
+    \b
+    Example:
+      mytx-export onnx model.pt --nhead 8 -o bundle
+    """
+    if verbose and quiet:
+        raise click.UsageError("--verbose and --quiet exclude each other.")
+    from .terminal import Progress, print_result
+
+    with Progress(shown=not (quiet or verbose)) as progress:
+        progress("Starting PyTorch")
+        result = _export(checkpoint, output, components, opset, masks, no_verify, force, verbose, reading, progress)
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), allow_nan=False))
+    if not quiet:
+        print_result(result, to_stderr=as_json)
+    return PARITY_FAILED if result.passed is False else PASSED
+
+
+def _export(
+    checkpoint: Path,
+    output: Path,
+    components: tuple[str, ...],
+    opset: int,
+    masks: str | None,
+    no_verify: bool,
+    force: bool,
+    verbose: bool,
+    reading: dict[str, Any],
+    progress: Callable[[str], None],
+) -> ExportResult:
+    from .bundle import Staging
+
+    Staging(output, force=force)  # an output that cannot be, before minutes of work
+    from ..models import Vocabulary, find_vocab, load_checkpoint
+    from .onnx_format import check_opset
+    from .pipeline import export_onnx
+
+    check_opset(opset)
+    progress(f"Loading {checkpoint.name}")
+    model = load_checkpoint(checkpoint, **reading)
+    file = reading["vocab"] or find_vocab(checkpoint)
+    return export_onnx(
+        model,
+        output,
+        components=components,
+        opset=opset,
+        masks=masks,
+        verify=not no_verify,
+        force=force,
+        vocabulary=Vocabulary.read(file) if file else None,
+        verbose=verbose,
+        progress=progress,
+    )

@@ -1,0 +1,93 @@
+"""What people see: progress on stderr, the table of a result."""
+
+from __future__ import annotations
+
+import math
+import os
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from .pipeline import ExportResult
+    from .report import GraphReport
+
+SHOWN_FINDINGS = 5
+
+
+class Progress:
+    """Says on stderr what is being done, while it is being done; silent where that is not a terminal."""
+
+    def __init__(self, *, shown: bool = True) -> None:
+        console = Console(stderr=True)
+        self._status: Status | None = None
+        if shown and console.is_terminal:
+            self._status = console.status("Starting")
+
+    def __enter__(self) -> Progress:
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status:
+            self._status.stop()
+
+    def __call__(self, message: str) -> None:
+        if self._status:
+            self._status.update(f"{escape(message)} …")
+
+
+def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
+    """A table of the graphs, what failed and what was assumed, and the verdict last."""
+    console = Console(stderr=to_stderr, highlight=False)
+    if result.report:
+        console.print(result_table(result.report.graphs))
+        for report in result.report.graphs:
+            print_findings(console, report)
+    if result.assumed:
+        names = ", ".join(f"{item['name']}={item['value']} ({item['source']})" for item in result.assumed)
+        console.print(f"[yellow]Assumed[/], as the checkpoint does not say: {escape(names)}", soft_wrap=True)
+    total = f"{sum(result.seconds.values()):.0f} s"
+    place = escape(os.path.relpath(result.bundle))
+    if result.passed is None:
+        console.print(f"[yellow bold]Not verified.[/] {place}  ({total})", soft_wrap=True)
+    elif result.passed:
+        console.print(f"[green bold]Passed.[/] {place}  ({total})", soft_wrap=True)
+    else:
+        console.print(f"[red bold]Parity failed.[/] The files are in {place}  ({total})", soft_wrap=True)
+
+
+def result_table(reports: tuple[GraphReport, ...]) -> Table:
+    """One row for each graph and runtime."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title, justify in (("graph", "left"), ("runtime", "left"), ("cases", "right"), ("max error", "right")):
+        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    table.add_column("worst ratio", justify="right")
+    table.add_column("")
+    for report in reports:
+        table.add_row(
+            report.graph,
+            report.runtime,
+            str(report.cases),
+            f"{report.max_abs_error:.1e}" if math.isfinite(report.max_abs_error) else "-",
+            f"{report.worst_ratio:.2f} of 4" if math.isfinite(report.worst_ratio) else "-",
+            "[green]passed[/]" if report.passed else "[red]FAILED[/]",
+        )
+    return table
+
+
+def print_findings(console: Console, report: GraphReport) -> None:
+    """What is wrong with a graph, the first few in full."""
+    for finding in report.findings[:SHOWN_FINDINGS]:
+        where = f"{report.graph}, {report.runtime}"
+        console.print(f"[red]{escape(where)}[/], {finding.check}: {escape(finding.message)}", soft_wrap=True)
+    more = len(report.findings) - SHOWN_FINDINGS
+    if more > 0:
+        console.print(f"[red]… and {more} more[/], all in parity.json")
