@@ -6,15 +6,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .check import BundleCheck as BundleCheck
+    from .check import verify_bundle as verify_bundle
     from .errors import BundleError as BundleError
     from .errors import ExportError as ExportError
     from .errors import MytxError as MytxError
     from .errors import OptionError as OptionError
+    from .opened import Bundle as Bundle
+    from .opened import open_bundle as open_bundle
     from .pipeline import ExportResult as ExportResult
     from .pipeline import export_onnx as export_onnx
     from .report import ParityReport as ParityReport
 
 _HOME = {
+    "Bundle": "opened",
+    "BundleCheck": "check",
     "BundleError": "errors",
     "ExportError": "errors",
     "ExportResult": "pipeline",
@@ -22,6 +28,8 @@ _HOME = {
     "OptionError": "errors",
     "ParityReport": "report",
     "export_onnx": "pipeline",
+    "open_bundle": "opened",
+    "verify_bundle": "check",
 }
 
 __all__ = sorted(_HOME)

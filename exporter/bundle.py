@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from .errors import BundleError
-
-MANIFEST = "manifest.json"
+from .manifest import MANIFEST
 
 
 class Staging:

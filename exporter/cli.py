@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from .options import checkpoint_options, json_option, key_option, quiet_option, verbose_option
 
 if TYPE_CHECKING:
     from .pipeline import ExportResult
@@ -81,45 +82,8 @@ def cli() -> None:
     """
 
 
-def checkpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What a checkpoint cannot say of itself. Options that are not given are None: the default is then recorded."""
-    options = [
-        click.option("--nhead", type=click.IntRange(1), help="Number of attention heads; no checkpoint says it."),
-        click.option(
-            "--key",
-            "keys",
-            multiple=True,
-            metavar="NAME=KEY",
-            help="Which tensor is what, where names and shapes leave it open: source_embedding, target_embedding, "
-            "output_projection, positions, ignore, or a state-dict name of ours. Repeatable.",
-        ),
-        click.option(
-            "--activation", type=click.Choice(["relu", "gelu", "silu"]), help="Of the feed-forward blocks.  [relu]"
-        ),
-        click.option(
-            "--norm-first/--norm-last", default=None, help="Norm before each block, or after it.  [norm-last]"
-        ),
-        click.option("--layer-norm-eps", type=float, help="Added to the variance in the norms.  [1e-5]"),
-        click.option("--embedding-scale", type=float, help="Factor on the embeddings.  [sqrt(d_model)]"),
-        click.option("--pad-id", type=click.IntRange(0), help="Id of padding.  [0]"),
-        click.option("--bos-id", type=click.IntRange(0), help="Id that starts a target.  [1]"),
-        click.option("--eos-id", type=click.IntRange(0), help="Id that ends a target.  [2]"),
-        click.option(
-            "--pooling",
-            type=click.Choice(["sum", "avg", "last", "upstream-sum", "upstream-avg", "upstream-last"]),
-            help="Of a classification model; upstream-… pools over padding too.  [sum]",
-        ),
-        click.option(
-            "--vocab",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="Vocabulary, token to id, as JSON.  [vocab.json beside the checkpoint]",
-        ),
-    ]
-    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
-
-
 @cli.command()
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the bundle.")
 @checkpoint_options
 @click.option(
@@ -137,11 +101,11 @@ def checkpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--no-verify", is_flag=True, help="Do not check parity; the result says passed: null.")
 @click.option("--force", is_flag=True, help="Replace a bundle that is there.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
-@click.option("-v", "--verbose", is_flag=True, help="Let PyTorch's and onnxruntime's own messages through.")
-@click.option("-q", "--quiet", is_flag=True, help="Only errors.")
+@json_option
+@verbose_option
+@quiet_option
 def onnx(
-    checkpoint: Path,
+    checkpoint: Path | None,
     output: Path,
     components: tuple[str, ...],
     opset: int,
@@ -155,12 +119,13 @@ def onnx(
 ) -> int:
     """Export CHECKPOINT to ONNX and verify the files in onnxruntime.
 
-    CHECKPOINT is a .pt, .pkl or .safetensors file with a state dict, or a folder that save_model wrote. OUTPUT gets
-    encoder.onnx, decoder.onnx and full.onnx, moved there only when they are complete and equal to PyTorch; a bundle
-    that is not goes to OUTPUT.failed.
+    CHECKPOINT is a .pt, .pkl or .safetensors file with a state dict, or a folder that save_model wrote; without one,
+    the demo model that comes with mytx is exported. OUTPUT gets encoder.onnx, decoder.onnx and full.onnx, moved there
+    only when they are complete and equal to PyTorch; a bundle that is not goes to OUTPUT.failed.
 
     \b
-    Example:
+    Examples:
+      mytx-export onnx -o demo-bundle
       mytx-export onnx model.pt --nhead 8 -o bundle
     """
     if verbose and quiet:
@@ -169,6 +134,10 @@ def onnx(
 
     with Progress(shown=not (quiet or verbose)) as progress:
         progress("Starting PyTorch")
+        if checkpoint is None:
+            from ..models.demo_files import demo_folder
+
+            checkpoint = demo_folder()
         result = _export(checkpoint, output, components, opset, masks, no_verify, force, verbose, reading, progress)
     if as_json:
         click.echo(json.dumps(result.to_dict(), allow_nan=False))
@@ -212,3 +181,82 @@ def _export(
         verbose=verbose,
         progress=progress,
     )
+
+
+@cli.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@json_option
+@verbose_option
+@quiet_option
+def verify(bundle: Path, as_json: bool, verbose: bool, quiet: bool) -> int:
+    """Check that BUNDLE is whole and still gives what PyTorch gave. Needs no PyTorch.
+
+    Every file is held against the manifest, then the stored reference cases are run in onnxruntime. The hashes guard
+    against accidents, not attackers: whoever can change a file can change the manifest too.
+
+    \b
+    Example:
+      mytx-export verify bundle
+    """
+    from .check import verify_bundle
+    from .terminal import Progress, print_check
+
+    with Progress(shown=not (quiet or verbose)) as progress:
+        result = verify_bundle(bundle, verbose=verbose, progress=progress)
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), allow_nan=False))
+    if not quiet:
+        print_check(result, to_stderr=as_json)
+    return PASSED if result.passed else PARITY_FAILED
+
+
+@cli.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@key_option
+@json_option
+def inspect(path: Path, keys: tuple[str, ...], as_json: bool) -> None:
+    """Say what PATH is: a checkpoint, a folder that save_model wrote, or a bundle.
+
+    Of a checkpoint: its layout and sizes, what it does not say, and the command to run next. Of a bundle: its graphs,
+    what each takes and gives, versions and parity.
+
+    \b
+    Example:
+      mytx-export inspect model.pt
+    """
+    from .inspecting import inspect_path
+    from .terminal import print_inspection
+
+    found = inspect_path(path, keys)
+    if as_json:
+        click.echo(json.dumps(found, allow_nan=False, ensure_ascii=False))
+    else:
+        print_inspection(found)
+
+
+@cli.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@click.option("--max-length", type=click.IntRange(1), help="Of the output, in tokens.  [256, or what the model has]")
+@click.option(
+    "--pad-to",
+    type=click.IntRange(1),
+    help="Fill the source with padding, not masked, to this many tokens: for a model that was trained so.",
+)
+@json_option
+def run(bundle: Path, texts: tuple[str, ...], max_length: int | None, pad_to: int | None, as_json: bool) -> None:
+    """Decode each TEXT greedily with the graphs in BUNDLE. Needs no PyTorch.
+
+    Without TEXT, lines are read from standard input. One line comes out for each text.
+
+    \b
+    Examples:
+      mytx-export run demo-bundle hello world
+      mytx-export run bundle < sentences.txt
+    """
+    from .opened import open_bundle
+
+    opened = open_bundle(bundle)
+    for text in texts or (line.rstrip("\n") for line in sys.stdin):
+        output = opened.translate(text, max_length, pad_to)
+        click.echo(json.dumps({"text": text, "output": output}, ensure_ascii=False) if as_json else output)

@@ -26,15 +26,31 @@ PASS, FAIL, NOT_JUDGED = "pass", "fail", "not judged"
 
 @dataclass(frozen=True)
 class Expected:
-    """The reference for an output in one case.
+    """The reference for an output in one case, whole or at some positions.
 
     Attributes:
         values: float64, as the model gives them.
-        noise: the largest error of PyTorch's float32 runs.
+        noise: the largest error of PyTorch's float32 runs, anywhere in the output.
+        positions: where ``values`` are in the flattened output; None where they are all of it.
+        shape: of the whole output; None where it is that of ``values``.
+        scale: the largest magnitude in the whole output; None where it is that of ``values``.
     """
 
     values: NDArray[np.float64]
     noise: float
+    positions: NDArray[np.int64] | None = None
+    shape: tuple[int, ...] | None = None
+    scale: float | None = None
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """The shape that the whole output must have."""
+        return self.values.shape if self.shape is None else self.shape
+
+    def at(self, number: int) -> tuple[int, ...]:
+        """Where the value of that number stands in the whole output."""
+        flat = number if self.positions is None else int(self.positions[number])
+        return tuple(int(i) for i in np.unravel_index(flat, self.full_shape))
 
 
 @dataclass(frozen=True)
@@ -43,7 +59,7 @@ class Comparison:
 
     Attributes:
         output: its name.
-        max_abs_error: the largest difference from the reference.
+        max_abs_error: the largest difference from the reference; infinite where there is no number to compare.
         noise: the largest error of PyTorch's float32 runs.
         ratio: the smallest factor that would have passed, to be held against :data:`FACTOR`.
         verdict: ``pass``, ``fail`` or ``not judged``.
@@ -84,40 +100,39 @@ def compare_case(
 
 def compare_values(output: str, actual: Array, expected: Expected) -> Comparison:
     """Hold one array against its reference. Shapes must be the same: nothing is broadcast."""
-    reference, noise = expected.values, expected.noise
-    if actual.shape != reference.shape:
-        return _failed(output, f"shape {list(actual.shape)}, the model gives {list(reference.shape)}")
+    reference, noise = expected.values.ravel(), expected.noise
+    if actual.shape != expected.full_shape:
+        return _failed(output, f"shape {list(actual.shape)}, the model gives {list(expected.full_shape)}")
     if reference.size == 0:
         return _failed(output, "there is nothing to compare: the output is empty")
     if not np.isfinite(reference).all():
         return _failed(output, "the model itself gives NaN or infinity here")
-    broken = ~np.isfinite(actual)
+    found = actual.ravel()
+    broken = ~np.isfinite(found)
     if broken.any():
-        index = _index(broken)
-        return _failed(output, f"{actual[index]} where the model gives {reference[index]:.6g}", index)
+        index = tuple(int(i) for i in np.unravel_index(int(broken.argmax()), actual.shape))
+        return _failed(output, f"{actual[index]} where the model gives a number", index)
 
-    error = np.abs(actual.astype(np.float64) - reference)
-    worst = _index(error)
+    if expected.positions is not None:
+        found = found[expected.positions]
+    error = np.abs(found.astype(np.float64) - reference)
+    worst = int(error.argmax())
     largest = float(error[worst])
-    scale = float(np.abs(reference).max())
+    scale = float(np.abs(reference).max()) if expected.scale is None else expected.scale
     allowance = noise + ULP * scale
     ratio = largest / allowance if allowance > 0 else (0.0 if largest == 0 else math.inf)
     verdict, reason = PASS, ""
     if not ratio <= FACTOR:  # so written, NaN fails
         verdict = FAIL
         reason = (
-            f"{actual[worst]:.8g} where the model gives {reference[worst]:.8g}: "
+            f"{found[worst]:.8g} where the model gives {reference[worst]:.8g}: "
             f"{ratio:.3g} times PyTorch's own float32 error, {FACTOR:g} allowed"
         )
-    elif not noise <= NOISE_LIMIT * scale and noise > 0:
+    elif not noise <= NOISE_LIMIT * scale:  # so written, NaN is too large
         verdict = NOT_JUDGED
         reason = f"PyTorch's own float32 error is {noise:.3g} on values up to {scale:.3g}: too large to judge by"
-    return Comparison(output, largest, noise, ratio, verdict, worst, reason, reference.size)
-
-
-def _index(values: NDArray[np.generic]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(int(np.argmax(values)), values.shape))
+    return Comparison(output, largest, noise, ratio, verdict, expected.at(worst), reason, reference.size)
 
 
 def _failed(output: str, reason: str, index: tuple[int, ...] = ()) -> Comparison:
-    return Comparison(output, math.nan, math.nan, math.inf, FAIL, index, reason)
+    return Comparison(output, math.inf, math.nan, math.inf, FAIL, index, reason)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import hashlib
 import logging
+import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +20,19 @@ import onnx_ir as ir
 
 from ..models import Model, Vocabulary, config_of
 from . import onnx_format
-from .bundle import MANIFEST, Staging, write_json
+from .bundle import Staging, write_json
 from .contract import GRAPHS
 from .errors import OptionError
 from .graphs import Graph, graphs_of
+from .manifest import FORMAT, MANIFEST, Manifest, describe_files, describe_graph, sha256
 from .plan import make_plan
 from .reference import compute_references
 from .report import ParityReport
+from .stored import BUNDLE_LIMIT, STORED, select, write_stored
 from .verify import verify_onnx
 from .version import version
 
+TOOLS = ("mytx", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 Progress = Callable[[str], None]
 
 
@@ -39,6 +45,7 @@ class ExportResult:
         bundle: the folder, which is ``<folder>.failed`` where parity does not hold.
         report: what verification found, if it ran.
         assumed: what the checkpoint did not say.
+        manifest_sha256: the manifest's digest; the manifest holds that of every other file.
         seconds: how long each stage took: ``export``, ``reference``, ``verify``.
     """
 
@@ -46,6 +53,7 @@ class ExportResult:
     bundle: Path
     report: ParityReport | None
     assumed: tuple[dict[str, Any], ...]
+    manifest_sha256: str
     seconds: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,6 +63,7 @@ class ExportResult:
             "bundle": str(self.bundle),
             "graphs": [graph.to_dict() for graph in self.report.graphs] if self.report else [],
             "assumed": list(self.assumed),
+            "manifest_sha256": self.manifest_sha256,
             "seconds": self.seconds,
         }
 
@@ -107,17 +116,14 @@ def export_onnx(
         write_json(staging.path / "config.json", config.to_dict())
         if vocabulary is not None:
             (staging.path / "vocab.json").write_text(vocabulary.to_json(), encoding="utf-8")
-        report = None
-        if verify:
-            report = _verify(
-                model, {name: available[name] for name in chosen}, staging.path, seconds, verbose, progress
-            )
-        assumed = tuple({"name": item.name, "value": item.value, "source": item.source} for item in config.assumed)
-        write_json(staging.path / "parity.json", report.to_dict() if report else {"passed": None, "graphs": []})
-        write_json(staging.path / MANIFEST, {"format": 1, "mytx": version(), "graphs": list(chosen)})
-        passed = None if report is None else report.passed
+        graphs = {name: available[name] for name in chosen}
+        report = _verify(model, graphs, staging.path, seconds, verbose, progress) if verify else None
+        passed = report.passed if report else None
+        assumed = tuple(asdict(item) for item in config.assumed)
+        progress("Writing the manifest")
+        digest = _describe(model, graphs, staging.path, report, assumed)
         bundle = staging.reject() if passed is False else staging.commit()
-    return ExportResult(passed, bundle, report, assumed, seconds)
+    return ExportResult(passed, bundle, report, assumed, digest, seconds)
 
 
 def choose(available: dict[str, Graph], components: Sequence[str]) -> tuple[str, ...]:
@@ -149,6 +155,7 @@ def _verify(
     model: Model, graphs: dict[str, Graph], folder: Path, seconds: dict[str, float], verbose: bool, progress: Progress
 ) -> ParityReport:
     reports = []
+    stored = {}
     for name, graph in graphs.items():  # one after the other: the references of large models are large
         plan = make_plan(graph.contract)
         progress(f"Computing the reference of {name} in PyTorch")
@@ -160,8 +167,43 @@ def _verify(
             weights = {key: tensor.numpy() for key, tensor in graph.weights().items()}
             path = folder / f"{name}.onnx"
             reports += verify_onnx(path, graph.contract, plan, references, weights, verbose=verbose)
+        stored[name] = select(plan, references, BUNDLE_LIMIT // len(graphs))
         del references, weights
+    write_stored(folder / STORED, stored)
     return ParityReport(tuple(reports))
+
+
+def _describe(
+    model: Model, graphs: dict[str, Graph], folder: Path, report: ParityReport | None, assumed: tuple[Any, ...]
+) -> str:
+    """Write ``parity.json`` and, last, the manifest; returns the manifest's digest."""
+    parity = report.to_dict() if report else {"passed": None, "graphs": []}
+    write_json(folder / "parity.json", parity)
+    manifest = Manifest(
+        format=FORMAT,
+        tools={name: metadata.version(name) for name in TOOLS} | {"python": platform.python_version()},
+        model={
+            "kind": config_of(model).kind,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "config_sha256": sha256(folder / "config.json"),
+            "weights_sha256": weights_sha256(model),
+        },
+        files=describe_files(folder),
+        graphs={name: describe_graph(folder / f"{name}.onnx", graph.contract) for name, graph in graphs.items()},
+        assumed=assumed,
+        parity=parity,
+    )
+    write_json(folder / MANIFEST, manifest.to_dict())
+    return sha256(folder / MANIFEST)
+
+
+def weights_sha256(model: Model) -> str:
+    """One SHA-256 over all parameters and buffers: their names, dtypes, shapes and bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().numpy())
+    return digest.hexdigest()
 
 
 def release_memory() -> None:

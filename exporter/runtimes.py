@@ -92,10 +92,11 @@ class OnnxRuntime:
         }
 
     def describe(self) -> Description:
-        """onnxruntime, its version, and the tensors of the graph."""
+        """onnxruntime, its version, and the tensors of the graph; a weight that callers may override is an input."""
+        inputs = [*self.session.get_inputs(), *self.session.get_overridable_initializers()]
         return Description(
             self.label(self.options),
             onnxruntime.__version__,
-            {arg.name: (_DTYPES.get(arg.type, arg.type), tuple(arg.shape)) for arg in self.session.get_inputs()},
+            {arg.name: (_DTYPES.get(arg.type, arg.type), tuple(arg.shape)) for arg in inputs},
             {arg.name: (_DTYPES.get(arg.type, arg.type), tuple(arg.shape)) for arg in self.session.get_outputs()},
         )

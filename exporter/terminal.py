@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,6 +13,7 @@ from rich.status import Status
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from .check import BundleCheck
     from .pipeline import ExportResult
     from .report import GraphReport
 
@@ -62,6 +63,30 @@ def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
         console.print(f"[green bold]Passed.[/] {place}  ({total})", soft_wrap=True)
     else:
         console.print(f"[red bold]Parity failed.[/] The files are in {place}  ({total})", soft_wrap=True)
+
+
+def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
+    """The same for a bundle that was verified again."""
+    console = Console(stderr=to_stderr, highlight=False)
+    console.print(result_table(result.report.graphs))
+    for report in result.report.graphs:
+        print_findings(console, report)
+    verdict = "[green bold]Passed.[/]" if result.passed else "[red bold]Parity failed.[/]"
+    place = escape(os.path.relpath(result.bundle))
+    console.print(f"{verdict} {place} is whole, manifest {result.manifest_sha256[:12]}  ({result.seconds:.1f} s)")
+
+
+def print_inspection(found: dict[str, Any]) -> None:
+    """What a path is: titles with lines under them, then the command to run next."""
+    console = Console(highlight=False)
+    console.print(f"[bold]{escape(found['title'])}[/]", soft_wrap=True)
+    for title, lines in found["sections"].items():
+        if lines:
+            console.print(f"\n[bold]{escape(title)}[/]")
+        for line in lines:
+            console.print(f"  {escape(line)}", soft_wrap=True)
+    if found["next"]:
+        console.print(f"\n[bold]Next[/]\n  {escape(found['next'])}", soft_wrap=True)
 
 
 def result_table(reports: tuple[GraphReport, ...]) -> Table:

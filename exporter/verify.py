@@ -22,7 +22,7 @@ def verify_onnx(
     contract: Contract,
     plan: Sequence[Case],
     expected: Sequence[Mapping[str, Expected]],
-    weights: Mapping[str, Array],
+    weights: Mapping[str, Array] | None = None,
     *,
     verbose: bool = False,
 ) -> list[GraphReport]:
@@ -33,10 +33,10 @@ def verify_onnx(
         contract: what it should be.
         plan: the cases to run.
         expected: the reference for each case.
-        weights: what the file must hold, by state-dict name.
+        weights: what the file must hold, by state-dict name; None leaves that unchecked.
         verbose: let onnxruntime's own messages through.
     """
-    problems = [Finding("weights", message) for message in check_weights(path, weights)]
+    problems = [] if weights is None else _weights_problems(path, weights)
     reports = []
     for level in LEVELS:
         options = RuntimeOptions(level=level, verbose=verbose)
@@ -45,15 +45,15 @@ def verify_onnx(
         except Exception as error:
             message = f"onnxruntime cannot load {path.name}: {' '.join(str(error).split())}"
             name = OnnxRuntime.label(options)
-            reports.append(judge(contract, name, plan, [], [*problems, Finding("runtime", message)]))
+            reports.append(judge(contract, name, plan, {}, [*problems, Finding("runtime", message)]))
             continue
         description = runtime.describe()
         findings = [*problems, *check_interface(contract, description)]
         # Run everything first, then judge: one failure must not hide the next.
-        results: list[list[Comparison]] = []
+        results: dict[str, list[Comparison]] = {}
         for case, reference in zip(plan, expected, strict=True):
             try:
-                results.append(compare_case(contract, case, runtime.run(case.inputs), reference))
+                results[case.name] = compare_case(contract, case, runtime.run(case.inputs), reference)
             except Exception as error:
                 message = f"case {case.name} ({case.words}): {' '.join(str(error).split())}"
                 findings.append(Finding("runtime", message))
@@ -66,16 +66,16 @@ def judge(
     contract: Contract,
     runtime: str,
     plan: Sequence[Case],
-    results: Sequence[Sequence[Comparison]],
+    results: Mapping[str, Sequence[Comparison]],
     findings: Sequence[Finding],
     *,
     format_name: str = "onnx",
 ) -> GraphReport:
-    """One line of the report out of all comparisons of a graph in a runtime."""
+    """One line of the report out of all comparisons of a graph in a runtime, by the name of their case."""
     found = list(findings)
     worst_ratio, worst_case, largest, compared = 0.0, "", 0.0, 0
-    for case, comparisons in zip(plan, results, strict=False):
-        for comparison in comparisons:
+    for case in plan:
+        for comparison in results.get(case.name, ()):
             compared += comparison.elements
             if comparison.verdict != PASS:
                 where = f" at {list(comparison.worst_index)}" if comparison.worst_index else ""
@@ -106,6 +106,13 @@ def judge(
     )
 
 
+def _weights_problems(path: Path, weights: Mapping[str, Array]) -> list[Finding]:
+    try:
+        return [Finding("weights", message) for message in check_weights(path, weights)]
+    except Exception as error:  # a file that is damaged, or whose weights are in another that is missing
+        return [Finding("weights", f"{path.name} cannot be read: {' '.join(str(error).split())}")]
+
+
 def check_interface(contract: Contract, description: Description) -> list[Finding]:
     """Exactly the contract's tensors, with its dtypes and dimensions."""
     return [
@@ -123,6 +130,8 @@ def _interface_problems(
 ) -> list[str]:
     names = [spec.name for spec in specs]
     problems = [f"{kind} {name} is not in the contract" for name in found if name not in names]
+    if not problems and len(found) == len(names) and list(found) != names:
+        problems = [f"the {kind}s stand in the order {', '.join(found)}, the contract says {', '.join(names)}"]
     for spec in specs:
         if spec.name not in found:
             problems.append(f"{kind} {spec.name} is missing from the file")

@@ -25,7 +25,8 @@ def check_weights(path: Path, expected: Mapping[str, Array]) -> list[str]:
     """
     graph = onnx.load(path).graph
     found = {tensor.name: tensor for tensor in graph.initializer}
-    read = {name for node in _nodes(graph) for name in node.input}
+    nodes = [node for part in _graphs(graph) for node in part.node]
+    read = {name for node in nodes for name in node.input}
     problems = []
     for name, weight in expected.items():
         if name not in found:
@@ -34,22 +35,28 @@ def check_weights(path: Path, expected: Mapping[str, Array]) -> list[str]:
             problems.append(f"{name} is in the file, but nothing reads it")
         else:
             problems += _differences(name, numpy_helper.to_array(found[name]), weight)
-    for name, tensor in found.items():
-        if name not in expected and _is_large_float(tensor):
-            problems.append(f"{name} is in the file, but the model has no such weight")
-    for node in _nodes(graph):
-        if any(_is_large_float(attribute.t) for attribute in node.attribute):
-            problems.append(f"{node.name} holds a constant of the size of a weight, but the model has no such weight")
+    for part in _graphs(graph):
+        tensors = [*part.initializer, *(sparse.values for sparse in part.sparse_initializer)]
+        problems += [
+            f"{tensor.name} is in the file, but the model has no such weight"
+            for tensor in tensors
+            if _is_large_float(tensor) and not (part is graph and tensor.name in expected)
+        ]
+    problems += [
+        f"{node.name} holds a constant of the size of a weight, but the model has no such weight"
+        for node in nodes
+        if any(_is_large_constant(attribute) for attribute in node.attribute)
+    ]
     return problems
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes, those of subgraphs too."""
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """``graph`` and those inside its nodes."""
+    yield graph
     for node in graph.node:
-        yield node
         for attribute in node.attribute:
             for subgraph in [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]:
-                yield from _nodes(subgraph)
+                yield from _graphs(subgraph)
 
 
 def _differences(name: str, found: Array, weight: Array) -> list[str]:
@@ -64,6 +71,14 @@ def _differences(name: str, found: Array, weight: Array) -> list[str]:
 def _bits(values: Array) -> Array:
     """The values as integers of the same bits: NaN equals itself, and 0 is not -0."""
     return np.ascontiguousarray(values).view(np.dtype(f"u{values.dtype.itemsize}"))
+
+
+def _is_large_constant(attribute: onnx.AttributeProto) -> bool:
+    return (
+        _is_large_float(attribute.t)
+        or _is_large_float(attribute.sparse_tensor.values)
+        or len(attribute.floats) > CONSTANT_LIMIT
+    )
 
 
 def _is_large_float(tensor: onnx.TensorProto) -> bool:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from .classification import ClassificationModel as ClassificationModel
     from .config import Assumption as Assumption
     from .config import ModelConfig as ModelConfig
+    from .demo_files import demo_folder as demo_folder
+    from .description import CheckpointDescription as CheckpointDescription
+    from .description import describe_checkpoint as describe_checkpoint
     from .errors import CheckpointError as CheckpointError
     from .errors import MytxError as MytxError
     from .presets import PRESETS as PRESETS
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Assumption": "config",
+    "CheckpointDescription": "description",
     "CheckpointError": "errors",
     "ClassificationModel": "classification",
     "CoupletModel": "sequence",
@@ -41,6 +45,8 @@ _HOME = {
     "build_model": "build",
     "build_preset": "presets",
     "config_of": "build",
+    "demo_folder": "demo_files",
+    "describe_checkpoint": "description",
     "find_vocab": "vocab",
     "load_checkpoint": "checkpoint",
     "load_model": "storage",

@@ -61,8 +61,7 @@ def check_heads(d_model: int, nhead: int | None) -> int:
     Raises:
         CheckpointError: where it is missing or does not.
     """
-    likely = [heads for heads in range(1, d_model + 1) if d_model % heads == 0 and 16 <= d_model // heads <= 128]
-    likely = likely or [heads for heads in range(1, min(d_model, 16) + 1) if d_model % heads == 0]
+    likely = likely_heads(d_model)
     choices = f"{', '.join(map(str, likely[:-1]))} or {likely[-1]}" if len(likely) > 1 else str(likely[0])
     if nhead is None:
         raise CheckpointError(
@@ -74,6 +73,12 @@ def check_heads(d_model: int, nhead: int | None) -> int:
             f"{nhead} heads do not divide d_model, which is {d_model}", f"pass --nhead N, such as {choices}"
         )
     return nhead
+
+
+def likely_heads(d_model: int) -> list[int]:
+    """Head counts that people would choose for ``d_model``: those that make a head 16 to 128 wide."""
+    likely = [heads for heads in range(1, d_model + 1) if d_model % heads == 0 and 16 <= d_model // heads <= 128]
+    return likely or [heads for heads in range(1, min(d_model, 16) + 1) if d_model % heads == 0]
 
 
 def option(name: str) -> str:

@@ -1,0 +1,113 @@
+"""Reference cases that travel with a bundle, so that it can be verified where there is no PyTorch. No torch here.
+
+Small cases only, the reference at seeded positions, and the noise: at most 5 MB a bundle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from .compare import Expected
+from .errors import BundleError
+from .plan import Array, Case
+
+STORED = "reference.npz"
+BUNDLE_LIMIT = 5_000_000
+POSITIONS = 2048
+INDEX = "index"
+
+
+@dataclass(frozen=True)
+class StoredCases:
+    """The cases of one graph, with the reference of each."""
+
+    plan: tuple[Case, ...]
+    expected: tuple[Mapping[str, Expected], ...]
+
+
+def select(plan: Sequence[Case], expected: Sequence[Mapping[str, Expected]], limit: int) -> StoredCases:
+    """As many cases as fit into ``limit`` bytes, uncompressed, each kind of case before the long ones."""
+    chosen: list[tuple[Case, Mapping[str, Expected]]] = []
+    rng = np.random.default_rng(0)
+    for case, outputs in zip(plan, expected, strict=True):
+        thinned = {name: _thin(output, rng) for name, output in outputs.items()}
+        size = sum(array.nbytes for array in case.inputs.values())
+        size += sum(16 * output.values.size for output in thinned.values())
+        if size <= limit:
+            limit -= size
+            chosen.append((case, thinned))
+    return StoredCases(tuple(case for case, _ in chosen), tuple(outputs for _, outputs in chosen))
+
+
+def _thin(expected: Expected, rng: np.random.Generator) -> Expected:
+    size = expected.values.size
+    positions = np.sort(rng.choice(size, min(size, POSITIONS), replace=False)).astype(np.int64)
+    scale = float(np.abs(expected.values).max(initial=0.0))
+    return Expected(expected.values.ravel()[positions], expected.noise, positions, expected.values.shape, scale)
+
+
+def write_stored(path: Path, graphs: Mapping[str, StoredCases]) -> None:
+    """Write the cases of all graphs to ``path``."""
+    arrays: dict[str, Array] = {}
+    index: dict[str, Any] = {}
+    for graph, stored in graphs.items():
+        index[graph] = []
+        for case, outputs in zip(stored.plan, stored.expected, strict=True):
+            at = f"{graph}/{case.name}"
+            arrays |= {f"{at}/in/{name}": array for name, array in case.inputs.items()}
+            about = {}
+            for name, output in outputs.items():
+                assert output.positions is not None
+                arrays[f"{at}/values/{name}"] = output.values
+                arrays[f"{at}/positions/{name}"] = output.positions
+                about[name] = {"noise": output.noise, "shape": list(output.full_shape), "scale": output.scale}
+            index[graph].append({"name": case.name, "words": case.words, "inputs": list(case.inputs), "outputs": about})
+    arrays[INDEX] = np.frombuffer(json.dumps(index).encode(), dtype=np.uint8)
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def read_stored(path: Path) -> dict[str, StoredCases]:
+    """The cases that :func:`write_stored` wrote, by graph.
+
+    Raises:
+        BundleError: where the file is missing or not of that kind.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            index = json.loads(arrays[INDEX].tobytes())
+            return {graph: _read_graph(arrays, graph, entries) for graph, entries in index.items()}
+    except FileNotFoundError as error:
+        raise BundleError(
+            f"{path.parent} holds no reference cases", "it was exported with --no-verify: export it again without"
+        ) from error
+    except (OSError, ValueError, LookupError, TypeError, BadZipFile) as error:
+        raise BundleError(f"{path} is damaged: {error}", "export the bundle again") from error
+
+
+def _read_graph(arrays: Mapping[str, Array], graph: str, entries: list[dict[str, Any]]) -> StoredCases:
+    plan, expected = [], []
+    for entry in entries:
+        at = f"{graph}/{entry['name']}"
+        inputs = {name: arrays[f"{at}/in/{name}"] for name in entry["inputs"]}
+        plan.append(Case(entry["name"], inputs, entry["words"]))
+        expected.append(
+            {
+                name: Expected(
+                    arrays[f"{at}/values/{name}"].astype(np.float64),
+                    float(about["noise"]),
+                    arrays[f"{at}/positions/{name}"].astype(np.int64),
+                    tuple(about["shape"]),
+                    float(about["scale"]),
+                )
+                for name, about in entry["outputs"].items()
+            }
+        )
+    return StoredCases(tuple(plan), tuple(expected))

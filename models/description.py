@@ -1,0 +1,81 @@
+"""What a checkpoint says of itself, and what it cannot: without loading it into a model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .checkpoint import read_parts, read_vocab, rows
+from .keys import Keys, apply_keys
+from .layouts import place_layers
+from .mapping import place_outer
+from .parts import CLASSIFIER, HEAD, POSITIONS, SHARED, SOURCE
+from .settings import likely_heads, settle
+
+
+@dataclass(frozen=True)
+class CheckpointDescription:
+    """A checkpoint, described.
+
+    Attributes:
+        kind: of the model that it holds, as in ``ModelConfig``.
+        layout: how it stores attention: ``current``, ``packed`` or ``legacy``.
+        parameters: how many values it holds.
+        sizes: what its shapes say.
+        likely_heads: head counts to choose from, as it does not say.
+        assumed: what an export would assume, and where from.
+        unknown_tensors: those that have no place.
+    """
+
+    kind: str
+    layout: str
+    parameters: int
+    sizes: dict[str, Any]
+    likely_heads: list[int]
+    assumed: list[dict[str, Any]]
+    unknown_tensors: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values for JSON."""
+        return asdict(self)
+
+
+def describe_checkpoint(path: str | Path, keys: Keys = ()) -> CheckpointDescription:
+    """Describe the checkpoint at ``path``; ``keys`` as in :func:`~mytx.models.load_checkpoint`.
+
+    Raises:
+        CheckpointError: where it cannot be read, or holds nothing that is known.
+    """
+    path = Path(path)
+    parts = read_parts(path)
+    names = list(parts.left)
+    parameters = sum(tensor.numel() for tensor in parts.left.values())
+    apply_keys(parts, keys)
+    sizes = place_layers(parts)
+    kind = place_outer(parts, sizes.d_model, has_decoder=sizes.num_decoder_layers > 0)
+    values = dict(vars(sizes))
+    if kind != "transformer":
+        values["src_vocab_size"] = rows(parts, SHARED) or rows(parts, SOURCE)
+        values["max_length"] = rows(parts, POSITIONS) or None
+    if kind in ("translation", "couplet"):
+        values["tgt_vocab_size"] = rows(parts, HEAD)
+    if kind == "classification":
+        values["num_classification"] = rows(parts, CLASSIFIER[2])
+    _, assumed = settle(kind, sizes.d_model, {}, read_vocab(kind, path, None))
+    return CheckpointDescription(
+        kind=kind,
+        layout=layout_of(names),
+        parameters=parameters,
+        sizes=values,
+        likely_heads=likely_heads(sizes.d_model),
+        assumed=[asdict(item) for item in [*assumed, *parts.assumed]],
+        unknown_tensors=sorted(parts.left),
+    )
+
+
+def layout_of(names: list[str]) -> str:
+    """How a state dict with the keys ``names`` stores attention."""
+    if any(name.endswith("in_proj_weight") for name in names):
+        return "packed"
+    return "legacy" if any(name.endswith("q_proj_weight") for name in names) else "current"
