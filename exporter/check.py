@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .errors import BundleError
 from .manifest import MANIFEST, sha256
 from .opened import open_bundle
 from .report import ParityReport
@@ -64,6 +65,9 @@ def verify_bundle(
     progress("Checking the files")
     bundle = open_bundle(path, allow_failed=True)
     stored = read_stored(bundle.folder / STORED)
+    missing = [name for name in bundle.manifest.graphs if name not in stored]
+    if missing:
+        raise BundleError(f"{bundle.folder / STORED} has no cases for {', '.join(missing)}", "export the bundle again")
     reports = []
     for name, entry in bundle.manifest.graphs.items():
         progress(f"Verifying {entry.file}")

@@ -1,0 +1,150 @@
+"""Tiny models of every kind, each exported once a session, and the files that come of it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from mytx.exporter import onnx_format
+from mytx.exporter.compare import Expected
+from mytx.exporter.contract import Contract
+from mytx.exporter.graphs import graphs_of
+from mytx.exporter.plan import Case, make_plan
+from mytx.exporter.reference import compute_references
+from mytx.exporter.report import GraphReport
+from mytx.exporter.verify import verify_onnx
+from mytx.models import ClassificationModel, CoupletModel, Model, TranslationModel
+from mytx.transformer import MyTransformer
+
+# Four heads: two would stand for the traced batch in a shape, too.
+TRANSLATION = {"d_model": 16, "nhead": 4, "num_encoder_layers": 1, "num_decoder_layers": 2, "dim_feedforward": 24}
+EVERY_MASK = (
+    "src_mask:bool,tgt_mask:3d,memory_mask:float,"
+    "src_key_padding_mask:float,tgt_key_padding_mask:bool,memory_key_padding_mask:float"
+)
+
+
+def translation(**changes: object) -> TranslationModel:
+    """1 encoder layer, 2 decoder layers, vocabularies of 11 and 13, 64 positions."""
+    return TranslationModel(11, 13, **{**TRANSLATION, "max_length": 64, **changes})  # type: ignore[arg-type]
+
+
+def couplet() -> CoupletModel:
+    return CoupletModel(13, 16, 2, 2, 1, 24, max_length=40)
+
+
+def classification(pooling: str, **changes: object) -> ClassificationModel:
+    sizes = {"dim_classification": 10, "num_classification": 3, "max_length": 64}
+    return ClassificationModel(11, 16, 2, 1, 24, pooling=pooling, **{**sizes, **changes})  # type: ignore[arg-type]
+
+
+# How each kind is built, and its mask inputs.
+KINDS: dict[str, tuple[Callable[[], Model], str | None]] = {
+    "translation": (translation, None),
+    "couplet": (couplet, None),
+    "average pooling": (lambda: classification("avg"), None),
+    "last pooling, silu": (lambda: classification("last", activation="silu", norm_first=True), None),
+    "upstream pooling": (lambda: classification("upstream-sum"), None),
+    "bare": (lambda: MyTransformer(16, 2, 2, 1, 24), None),
+    "bare, every mask": (lambda: MyTransformer(16, 2, 1, 1, 24), EVERY_MASK),
+    "norm first, gelu, no bias": (
+        lambda: translation(num_decoder_layers=1, activation="gelu", norm_first=True, bias=False, final_norm=False),
+        None,
+    ),
+}
+
+
+def build(kind: str) -> Model:
+    """A model of ``kind`` in evaluation mode, with weights of which none is 0 or 1."""
+    torch.manual_seed(20)
+    return shaken(KINDS[kind][0]())
+
+
+def shaken(model: Model) -> Model:
+    """``model`` in evaluation mode with every parameter moved: biases are 0 and norms 1 when they are new."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the exporter's own warnings and log lines."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+class Exported:
+    """A model, and its graphs as files in ``folder``. Everything is made when it is first asked for, and kept."""
+
+    def __init__(self, model: Model, masks: str | None, folder: Path) -> None:
+        self.model = model
+        self.graphs = graphs_of(model, masks)
+        self.folder = folder
+        self._raw: dict[str, ir.Model] = {}
+        self._plans: dict[str, list[Case]] = {}
+        self._expected: dict[str, list[dict[str, Expected]]] = {}
+
+    def raw(self, name: str) -> ir.Model:
+        """A graph as it is exported or composed, before the finish."""
+        if name not in self._raw:
+            if name == "full" and "decoder" in self.graphs:
+                halves = self.raw("encoder"), self.raw("decoder")
+                self._raw[name] = onnx_format.compose_full(*halves, self.contract("full"))
+            else:
+                with quiet():
+                    self._raw[name] = onnx_format.to_onnx(self.graphs[name])
+        return self._raw[name]
+
+    def finished(self, name: str) -> ir.Model:
+        """A graph as it is saved."""
+        model = self.raw(name).clone()
+        onnx_format.finish(model, self.contract(name), {"mytx.version": "0.0.0"})
+        return model
+
+    def path(self, name: str) -> Path:
+        """The saved file."""
+        path = self.folder / f"{name}.onnx"
+        if not path.exists():
+            onnx_format.save(self.finished(name), path)
+        return path
+
+    def contract(self, name: str) -> Contract:
+        return self.graphs[name].contract
+
+    def plan(self, name: str) -> list[Case]:
+        if name not in self._plans:
+            self._plans[name] = make_plan(self.contract(name))
+        return self._plans[name]
+
+    def expected(self, name: str) -> list[dict[str, Expected]]:
+        """The references of the plan."""
+        if name not in self._expected:
+            self._expected[name] = compute_references(self.model, self.graphs[name], self.plan(name))
+        return self._expected[name]
+
+    def references(self, name: str, plan: list[Case]) -> list[dict[str, Expected]]:
+        """The references of other cases."""
+        return compute_references(self.model, self.graphs[name], plan)
+
+    def weights(self, name: str) -> dict[str, np.ndarray]:
+        return {key: tensor.numpy() for key, tensor in self.graphs[name].weights().items()}
+
+    def verify(self, name: str, path: Path | None = None) -> list[GraphReport]:
+        """Reports on the saved file, or on another that stands for it."""
+        return verify_onnx(
+            path or self.path(name), self.contract(name), self.plan(name), self.expected(name), self.weights(name)
+        )

@@ -1,0 +1,178 @@
+"""A bundle is whole, or it is refused with a message that names what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import onnx
+import pytest
+from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
+from mytx.exporter import BundleError, open_bundle
+from mytx.exporter.manifest import Manifest, check_files, describe_files, read_manifest, sha256
+from mytx.exporter.pipeline import weights_sha256
+
+
+def manifest_of(bundle: Path) -> dict:
+    return json.loads((bundle / "manifest.json").read_text())
+
+
+def test_the_manifest_lists_every_file_with_its_size_and_hash():
+    bundle = tiny_bundle()
+    listed = {entry["path"]: (entry["bytes"], entry["sha256"]) for entry in manifest_of(bundle)["files"]}
+    present = {path.name: (path.stat().st_size, sha256(path)) for path in bundle.iterdir()}
+    del present["manifest.json"]
+    assert listed == present
+    assert {"encoder.onnx", "decoder.onnx", "full.onnx", "config.json", "vocab.json", "reference.npz"} <= set(listed)
+
+
+def test_the_manifest_says_versions_hashes_contracts_assumptions_and_parity():
+    values = manifest_of(tiny_bundle())
+    assert values["format"] == 1
+    assert {"mytx", "torch", "onnx", "onnxruntime", "python"} <= set(values["tools"])
+    assert values["model"]["kind"] == "translation"
+    assert values["model"]["weights_sha256"] == weights_sha256(tiny_model())
+    assert values["parity"]["passed"] is True
+    assert len(values["parity"]["graphs"]) >= 3
+    decoder = values["graphs"]["decoder"]
+    assert (decoder["opset"], decoder["ir_version"]) == (18, 8)
+    assert decoder["contract"]["ids"] == {"pad": 0, "bos": 1, "eos": 2}
+    padding = next(spec for spec in decoder["contract"]["inputs"] if spec["name"] == "memory_key_padding_mask")
+    assert "True = padding" in padding["meaning"]
+    assert [axis["name"] for axis in padding["axes"]] == ["batch", "source"]
+
+
+def test_the_manifest_goes_through_json_and_back():
+    manifest = read_manifest(tiny_bundle())
+    assert Manifest.from_dict(json.loads(json.dumps(manifest.to_dict()))) == manifest
+
+
+def test_other_weights_give_another_hash():
+    model = tiny_model()
+    before = weights_sha256(model)
+    model.state_dict()["classification.bias"][0] += 1
+    assert weights_sha256(model) != before
+
+
+def test_stored_cases_stay_small():
+    assert (tiny_bundle() / "reference.npz").stat().st_size <= 5_000_000
+
+
+def test_a_whole_bundle_opens(tmp_path):
+    bundle = copy_of_bundle(tmp_path)
+    assert set(open_bundle(bundle).manifest.graphs) == {"encoder", "decoder", "full"}
+
+
+def change_a_byte(bundle: Path) -> None:
+    path = bundle / "decoder.onnx"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(bundle: Path) -> None:
+    path = bundle / "encoder.onnx"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def link_hard(bundle: Path) -> None:
+    os.link(bundle / "encoder.onnx", bundle.parent / "elsewhere.onnx")
+
+
+def link_symbolically(bundle: Path) -> None:
+    (bundle / "encoder.onnx").rename(bundle.parent / "elsewhere.onnx")
+    (bundle / "encoder.onnx").symlink_to(bundle.parent / "elsewhere.onnx")
+
+
+def link_a_folder(bundle: Path) -> None:
+    (bundle.parent / "other").mkdir()
+    (bundle / "more").symlink_to(bundle.parent / "other")
+
+
+def rename_in_manifest(path: str):
+    def damage(bundle: Path) -> None:
+        files = manifest_of(bundle)["files"]
+        files[0]["path"] = path
+        edit_manifest(bundle, files=files)
+
+    return damage
+
+
+def graph_file_in_manifest(path: str):
+    def damage(bundle: Path) -> None:
+        graphs = manifest_of(bundle)["graphs"]
+        graphs["encoder"]["file"] = path
+        edit_manifest(bundle, graphs=graphs)
+
+    return damage
+
+
+def weights_outside(bundle: Path) -> None:
+    """A graph whose weights are in a file that nobody listed; everything else about it is right."""
+    (bundle.parent / "secret").write_bytes(bytes(4 * 16))
+    model = onnx.load(bundle / "encoder.onnx")
+    tensor = next(tensor for tensor in model.graph.initializer if list(tensor.dims) == [16])
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../secret")
+    (bundle / "encoder.onnx").write_bytes(model.SerializeToString())
+    (bundle / "manifest.json").rename(bundle.parent / "manifest.json")
+    files = [vars(entry) for entry in describe_files(bundle)]
+    (bundle.parent / "manifest.json").rename(bundle / "manifest.json")
+    edit_manifest(bundle, files=files)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (change_a_byte, "decoder.onnx has changed"),
+        (truncate, "encoder.onnx has .* bytes, the manifest says"),
+        (lambda bundle: (bundle / "full.onnx").unlink(), "full.onnx is missing"),
+        (lambda bundle: (bundle / "notes.txt").write_text("hi"), "notes.txt is not listed"),
+        (lambda bundle: os.mkfifo(bundle / "pipe"), "pipe is not a regular file"),
+        (link_hard, "encoder.onnx is a hard link"),
+        (link_symbolically, "encoder.onnx is a symbolic link"),
+        (link_a_folder, "more is a symbolic link"),
+        (rename_in_manifest("../config.json"), "not a path inside the bundle"),
+        (rename_in_manifest("/etc/passwd"), "not a path inside the bundle"),
+        (rename_in_manifest("a/../../b"), "not a path inside the bundle"),
+        (rename_in_manifest("..\\config.json"), "not a path inside the bundle"),
+        (graph_file_in_manifest("../bundle/encoder.onnx"), "not a path inside the bundle"),
+        (graph_file_in_manifest("other.onnx"), "other.onnx is not listed"),
+        (weights_outside, "weights in '../secret'"),
+        (lambda bundle: edit_manifest(bundle, format=99), "format 99, this mytx knows up to 1"),
+        (lambda bundle: edit_manifest(bundle, files=None), "damaged"),
+        (lambda bundle: edit_manifest(bundle, graphs=[]), "damaged"),
+        (lambda bundle: (bundle / "manifest.json").write_text("{"), "damaged"),
+        (lambda bundle: (bundle / "manifest.json").unlink(), "no manifest.json"),
+    ],
+)
+def test_a_damaged_bundle_is_refused(damage, message, tmp_path):
+    bundle = copy_of_bundle(tmp_path)
+    damage(bundle)
+    with pytest.raises(BundleError, match=message) as caught:
+        open_bundle(bundle)
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+
+
+def test_all_that_is_wrong_is_counted(tmp_path):
+    bundle = copy_of_bundle(tmp_path)
+    (bundle / "full.onnx").unlink()
+    (bundle / "notes.txt").write_text("hi")
+    with pytest.raises(BundleError, match="and 1 more"):
+        check_files(bundle, read_manifest(bundle))
+
+
+def test_a_bundle_whose_parity_failed_opens_only_when_asked(tmp_path):
+    bundle = copy_of_bundle(tmp_path)
+    edit_manifest(bundle, parity={"passed": False, "graphs": []})
+    with pytest.raises(BundleError, match="parity"):
+        open_bundle(bundle)
+    assert open_bundle(bundle, allow_failed=True).manifest.parity["passed"] is False
+
+
+def test_a_bundle_can_be_moved_and_renamed(tmp_path):
+    bundle = copy_of_bundle(tmp_path).rename(tmp_path / "another name")
+    assert open_bundle(bundle).greedy([4, 5], max_length=3) == open_bundle(tiny_bundle()).greedy([4, 5], max_length=3)
