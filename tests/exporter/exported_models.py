@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import torch
+
 from mytx.exporter import onnx_format
 from mytx.exporter.compare import Expected
 from mytx.exporter.contract import Contract

@@ -12,12 +12,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import numpy_helper
+
 from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
 from mytx.exporter import OptionError, cli, open_bundle, verify_bundle
 from mytx.exporter.manifest import describe_files
 from mytx.exporter.stored import read_stored
 from mytx.models import MytxError, save_model
-from onnx import numpy_helper
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:

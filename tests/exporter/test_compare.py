@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from mytx.exporter.compare import (
     FACTOR,
     FAIL,

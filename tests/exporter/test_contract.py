@@ -6,6 +6,7 @@ import json
 
 import pytest
 from exported_models import KINDS, build
+
 from mytx.exporter.contract import Axis, Contract, TensorSpec
 from mytx.exporter.graphs import graphs_of
 

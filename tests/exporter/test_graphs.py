@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from exported_models import EVERY_MASK, KINDS, build, classification, couplet, translation
+
 from mytx.exporter import OptionError
 from mytx.exporter.contract import TensorSpec
 from mytx.exporter.graphs import MASK_AXES, Graph, graphs_of, parse_masks

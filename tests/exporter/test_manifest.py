@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+
 from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
 from mytx.exporter import BundleError, open_bundle
 from mytx.exporter.manifest import Manifest, check_files, describe_files, read_manifest, sha256

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from mytx.exporter.compare import FAIL, NOT_JUDGED, PASS, Comparison
 from mytx.exporter.contract import Axis, Contract, TensorSpec
 from mytx.exporter.plan import Case

@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from mytx.models import ClassificationModel, CoupletModel, TranslationModel
 from mytx.transformer import MyTransformer
-from torch import Tensor, nn
 
 SIZES: dict[str, Any] = {
     "d_model": 16,

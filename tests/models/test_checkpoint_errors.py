@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 from layout_writers import State, classification, couplet, packed, transformer, translation
-from mytx.models import CheckpointError, load_checkpoint, save_model
 from safetensors.torch import save_file
 from torch import nn
+
+from mytx.models import CheckpointError, load_checkpoint, save_model
 
 
 def refused(path: Path, message: str, **options: Any) -> CheckpointError:

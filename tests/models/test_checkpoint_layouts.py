@@ -25,10 +25,11 @@ from layout_writers import (
     tutorial,
     without_attention_bias,
 )
-from mytx.models import Assumption, CheckpointError, ClassificationModel, config_of, load_checkpoint
-from mytx.transformer import MyTransformer
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from mytx.models import Assumption, CheckpointError, ClassificationModel, config_of, load_checkpoint
+from mytx.transformer import MyTransformer
 
 ALL_MODELS = [translation, couplet, classification, transformer]
 HALF = ("encoder.layers.0.", "decoder.layers.0.")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from layout_writers import State, anonymous, classification, couplet, outputs, packed, transformer, translation
-from mytx.models import Assumption, CheckpointError, CoupletModel, TranslationModel, config_of, load_checkpoint
 from torch import Tensor
+
+from mytx.models import Assumption, CheckpointError, CoupletModel, TranslationModel, config_of, load_checkpoint
 
 
 @pytest.fixture

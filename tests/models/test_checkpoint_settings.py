@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from layout_writers import classification, couplet, outputs, transformer, translation
+
 from mytx.models import Assumption, CheckpointError, Vocabulary, config_of, load_checkpoint
 
 MAKERS = {"translation": translation, "couplet": couplet, "classification": classification, "transformer": transformer}

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from mytx.models import CheckpointError, CoupletModel, Vocabulary, config_of, find_vocab, load_checkpoint
 from torch import Tensor, nn
+
+from mytx.models import CheckpointError, CoupletModel, Vocabulary, config_of, find_vocab, load_checkpoint
 
 GOLDENS = json.loads((Path(__file__).parents[1] / "data" / "ruaccent.json").read_text(encoding="utf-8"))
 

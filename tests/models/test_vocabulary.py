@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mytx.models import CheckpointError, MytxError, Vocabulary, find_vocab
 from mytx.models.vocab import special_ids
 

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import mytx.transformer
 import numpy as np
 import pytest
 import torch
-from mytx.transformer import MyMultiheadAttention, MyTransformer
 from torch import Tensor, nn
+
+import mytx.transformer
+from mytx.transformer import MyMultiheadAttention, MyTransformer
 
 DATA = Path(__file__).parents[1] / "data"
 GOLDENS: dict[str, dict[str, Any]] = json.loads((DATA / "seed_goldens.json").read_text())

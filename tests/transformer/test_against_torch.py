@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mytx.transformer import MyMultiheadAttention, MyTransformer
 from torch import Tensor, nn
+
+from mytx.transformer import MyMultiheadAttention, MyTransformer
 
 MASKS = ["none", "bool 2-D", "bool 3-D", "float 2-D", "float 3-D"]
 PADDINGS = ["none", "bool", "float"]

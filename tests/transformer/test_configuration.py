@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from mytx.transformer import (
     ACTIVATIONS,
     MyTransformer,
@@ -15,7 +17,6 @@ from mytx.transformer import (
     MyTransformerEncoderLayer,
     TransformerConfig,
 )
-from torch import nn
 
 SMALL = {"d_model": 12, "nhead": 3, "num_encoder_layers": 1, "num_decoder_layers": 2, "dim_feedforward": 5}
 CHANGES: list[dict[str, Any]] = [

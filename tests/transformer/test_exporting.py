@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from mytx.transformer import MyTransformer, causal_mask, generate_square_subsequent_mask
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
+
+from mytx.transformer import MyTransformer, causal_mask, generate_square_subsequent_mask
 
 HEADS = 2
 TRACED = (7, 5, 3)  # S, T, N: all different, none 0 or 1

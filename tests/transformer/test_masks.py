@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from mytx.transformer import MyMultiheadAttention, causal_mask, generate_square_subsequent_mask
 from torch import Tensor
+
+from mytx.transformer import MyMultiheadAttention, causal_mask, generate_square_subsequent_mask
 
 T, S, N, H = 4, 5, 3, 2
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from mytx.transformer import (
     MyMultiheadAttention,
     MyTransformerDecoderLayer,
@@ -13,7 +15,6 @@ from mytx.transformer import (
     causal_mask,
     generate_square_subsequent_mask,
 )
-from torch import Tensor, nn
 
 S, T, N, H = 5, 4, 3, 2
 DOUBLE = torch.float64

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from mytx.transformer import (
     MyMultiheadAttention,
     MyTransformer,
@@ -16,7 +18,6 @@ from mytx.transformer import (
     causal_mask,
     generate_square_subsequent_mask,
 )
-from torch import Tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
 

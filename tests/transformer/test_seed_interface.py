@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import mytx.transformer as public
 import pytest
 import torch
+
+import mytx.transformer as public
 from mytx.transformer import (
     MyMultiheadAttention,
     MyTransformer,

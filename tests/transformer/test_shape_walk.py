@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from mytx.transformer import MyTransformer, causal_mask, trace_shapes
 from torch import nn
+
+from mytx.transformer import MyTransformer, causal_mask, trace_shapes
 
 SRC, TGT = torch.linspace(-1, 1, 5 * 2 * 8).view(5, 2, 8), torch.linspace(-2, 1, 4 * 2 * 8).view(4, 2, 8)
 

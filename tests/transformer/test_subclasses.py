@@ -4,6 +4,8 @@ from typing import Any, Optional, Tuple  # noqa: UP035 - what TorchScript reads
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from mytx.transformer import (
     MyMultiheadAttention,
     MyTransformerDecoder,
@@ -12,7 +14,6 @@ from mytx.transformer import (
     MyTransformerEncoderLayer,
     causal_mask,
 )
-from torch import Tensor, nn
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
 Mask = Optional[Tensor]  # noqa: UP045

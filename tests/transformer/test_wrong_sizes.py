@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from mytx.transformer import MyMultiheadAttention, MyTransformer, TransformerConfig, multi_head_attention_forward
 
 T, S, N, H, E = 4, 5, 3, 2, 8

@@ -1,0 +1,399 @@
+"""What is in the files: names, dimensions, metadata, and nothing of the machine they were made on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from exported_models import KINDS, Exported, quiet, shaken
+from exported_models import translation as translation_model
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+from mytx.exporter import ExportError, OptionError, export_onnx, onnx_format, runtimes, verify
+from mytx.exporter.contract import Axis, Contract, TensorSpec
+from mytx.exporter.graphs import Graph, GraphModule
+from mytx.exporter.onnx_writer import write_model
+from mytx.exporter.runtimes import OnnxRuntime
+
+Exports = Callable[[str], Exported]
+REPOSITORY = Path(__file__).parents[2]
+
+
+def graph_names(exported: Exported) -> Iterator[str]:
+    yield from exported.graphs
+
+
+# --- parity ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_graph_of_every_kind_of_model_passes(kind: str, exports: Exports) -> None:
+    exported = exports(kind)
+    for name in exported.graphs:
+        reports = exported.verify(name)
+        assert [report.findings for report in reports] == [(), ()]
+        assert [report.runtime for report in reports] == ["onnxruntime", "onnxruntime, optimisation basic"]
+        for report in reports:
+            assert report.passed
+            assert report.graph == name
+            assert report.cases == len(exported.plan(name)) >= 24
+            assert report.compared > 100
+            assert report.worst_ratio < 4
+
+
+@pytest.mark.parametrize("kind", ["translation", "bare, every mask"])
+def test_every_optimisation_level_of_onnxruntime_passes(
+    kind: str, exports: Exports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported = exports(kind)
+    monkeypatch.setattr(verify, "LEVELS", tuple(runtimes.LEVELS))
+    for name in exported.graphs:
+        reports = exported.verify(name)
+        assert len({report.runtime for report in reports}) == len(reports) == 4
+        assert all(report.passed for report in reports)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", onnx_format.OPSETS)
+def test_every_opset_passes_when_full_is_exported_as_one(opset: int, translation: Exported, tmp_path: Path) -> None:
+    """Without composing, which every other test does: that the two agree is seen here too."""
+    with quiet():
+        model = onnx_format.to_onnx(translation.graphs["full"], opset)
+    onnx_format.finish(model, translation.contract("full"), {})
+    onnx_format.save(model, tmp_path / "full.onnx")
+    proto = onnx.load(tmp_path / "full.onnx")
+    assert [(entry.domain, entry.version) for entry in proto.opset_import] == [("", opset)]
+    # https://github.com/onnx/onnx/blob/main/docs/Versioning.md
+    assert proto.ir_version == {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13}[opset]
+    reports = translation.verify("full", tmp_path / "full.onnx")
+    assert [report.findings for report in reports] == [(), ()]
+    direct, composed = OnnxRuntime.open(tmp_path / "full.onnx"), OnnxRuntime.open(translation.path("full"))
+    for case, expected in zip(translation.plan("full"), translation.expected("full"), strict=True):
+        difference = direct.run(case.inputs)["logits"] - composed.run(case.inputs)["logits"]
+        assert np.abs(difference).max() <= 8 * expected["logits"].noise
+
+
+@pytest.mark.parametrize("opset", [-1, 0, 17, 26, 27])
+def test_other_opsets_are_refused(opset: int, translation: Exported) -> None:
+    with pytest.raises(OptionError, match=f"opset {opset} is not supported") as caught:
+        onnx_format.to_onnx(translation.graphs["encoder"], opset)
+    assert caught.value.hint == "choose 18 to 25"
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_stand_under_their_state_dict_names_bit_for_bit(kind: str, exports: Exports) -> None:
+    exported = exports(kind)
+    state = {name: tensor.numpy() for name, tensor in exported.model.state_dict().items()}
+    seen = set()
+    for name in exported.graphs:
+        initializers = onnx.load(exported.path(name)).graph.initializer
+        assert len({tensor.name for tensor in initializers}) == len(initializers)
+        large = {tensor.name for tensor in initializers if np.prod(tensor.dims) > 16}
+        assert large <= set(state)
+        for tensor in initializers:
+            if tensor.name in state:
+                found = numpy_helper.to_array(tensor)
+                assert found.dtype == state[tensor.name].dtype
+                assert found.shape == state[tensor.name].shape
+                assert found.tobytes() == state[tensor.name].tobytes()
+                seen.add(tensor.name)
+    assert seen == set(state)
+
+
+def test_a_weight_that_both_halves_read_is_in_the_full_file_once(exports: Exports) -> None:
+    names = [tensor.name for tensor in onnx.load(exports("couplet").path("full")).graph.initializer]
+    for name in ("token_embedding.embedding.weight", "pos_embedding.pe"):
+        assert names.count(name) == 1
+
+
+def test_equal_weights_are_not_merged(tmp_path: Path) -> None:
+    """Initial norms are all 1 and biases all 0: each still has its own name in the file."""
+    model = translation_model(num_decoder_layers=1).eval()
+    exported = Exported(model, None, tmp_path)
+    found = {tensor.name for tensor in onnx.load(exported.path("encoder")).graph.initializer}
+    assert set(exported.weights("encoder")) <= found
+    assert all(report.passed for report in exported.verify("encoder"))
+
+
+# --- what else a file says -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_and_outputs_are_the_contracts_with_every_dimension_that_varies(kind: str, exports: Exports) -> None:
+    exported = exports(kind)
+    types = {"float32": onnx.TensorProto.FLOAT, "int64": onnx.TensorProto.INT64, "bool": onnx.TensorProto.BOOL}
+    for name in exported.graphs:
+        graph, contract = onnx.load(exported.path(name)).graph, exported.contract(name)
+        for values, specs in ((graph.input, contract.inputs), (graph.output, contract.outputs)):
+            assert [value.name for value in values] == [spec.name for spec in specs]
+            for value, spec in zip(values, specs, strict=True):
+                tensor = value.type.tensor_type
+                assert tensor.elem_type == types[spec.dtype]
+                dims = [dim.dim_param or dim.dim_value for dim in tensor.shape.dim]
+                assert dims == list(spec.labels)
+                assert value.doc_string == spec.meaning
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_metadata_holds_the_contract_the_ids_and_the_polarity_of_every_mask(kind: str, exports: Exports) -> None:
+    exported = exports(kind)
+    for name in exported.graphs:
+        contract = exported.contract(name)
+        session = onnxruntime.InferenceSession(exported.path(name), providers=["CPUExecutionProvider"])
+        found = session.get_modelmeta().custom_metadata_map
+        assert all(key.startswith("mytx.") for key in found)
+        assert Contract.from_dict(json.loads(found["mytx.contract"])) == contract
+        assert (found["mytx.graph"], found["mytx.layout"]) == (name, contract.layout)
+        assert found["mytx.version"] == "0.0.0"
+        ids = {key: int(value) for key, value in found.items() if key.endswith("_id")}
+        assert ids == {f"mytx.{key}_id": value for key, value in contract.ids.items()}
+        polarity = {key.removeprefix("mytx.polarity."): value for key, value in found.items() if "polarity" in key}
+        assert polarity == {spec.name: spec.meaning for spec in contract.inputs if spec.name.endswith("mask")}
+        longest = {axis.maximum for axis in contract.axes.values() if axis.maximum}
+        assert found.get("mytx.max_length") == (str(*longest) if longest else None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_path_or_source_line_of_the_machine_is_in_a_file(kind: str, exports: Exports) -> None:
+    exported = exports(kind)
+    for name in exported.graphs:
+        proto = onnx.load(exported.path(name))
+        for tensor in proto.graph.initializer:
+            tensor.ClearField("raw_data")  # random bytes spell anything, sooner or later
+        content = proto.SerializeToString()
+        assert b"src_key_padding_mask" in content or b"tgt_key_padding_mask" in content
+        for word in (str(REPOSITORY), str(Path.home()), str(exported.folder), "site-packages", ".py", "stack_trace"):
+            assert word.encode() not in content
+        assert all(not node.doc_string and not node.metadata_props for node in proto.graph.node)
+        assert (proto.producer_name, proto.producer_version, proto.doc_string) == ("mytx", "0.0.0", "")
+        assert proto.graph.name == name
+        assert not proto.graph.value_info
+        assert not proto.functions
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_is_no_dropout_and_only_standard_operators(kind: str, exports: Exports) -> None:
+    exported = exports(kind)
+    for name in exported.graphs:
+        nodes = onnx.load(exported.path(name)).graph.node
+        operators = {node.op_type for node in nodes}
+        assert operators >= {"MatMul", "Softmax", "LayerNormalization"}
+        assert not {operator for operator in operators if "Dropout" in operator or "Random" in operator}
+        assert {node.domain for node in nodes} <= {"", "ai.onnx"}
+
+
+def test_two_runs_are_bit_for_bit_equal(translation: Exported) -> None:
+    for name in translation.graphs:
+        runtime = OnnxRuntime.open(translation.path(name))
+        case = translation.plan(name)[1]
+        first, second = (runtime.run(case.inputs) for _ in range(2))
+        assert all(first[key].tobytes() == second[key].tobytes() for key in first)
+
+
+@pytest.mark.parametrize("kind", ["translation", "norm first, gelu, no bias"])
+def test_node_names_lead_back_to_the_modules_of_the_model(kind: str, exports: Exports) -> None:
+    exported = exports(kind)
+    modules = dict(exported.model.named_modules())
+    for name in ("encoder", "decoder"):
+        scopes = {node.name.rpartition("/")[0] for node in onnx.load(exported.path(name)).graph.node} - {""}
+        assert scopes <= set(modules)
+        assert f"my_transformer.{name}.layers.0.self_attn.q_proj" in scopes
+
+
+@pytest.mark.parametrize("kind", ["translation", "norm first, gelu, no bias"])
+def test_no_shape_in_a_file_holds_a_traced_length(kind: str, exports: Exports) -> None:
+    """Traced: batch 2, source 7, target 5; 4 heads and 4 wide each, so that neither is one of them."""
+    exported = exports(kind)
+    frozen = {2, 7, 5, 2 * 4, 2 * 7, 2 * 5, 2 * 4 * 7, 2 * 4 * 5, 2 * 7 * 16, 2 * 5 * 16}
+    for name in exported.graphs:
+        graph = onnx.load(exported.path(name)).graph
+        numbers = set(shape_numbers(graph))
+        assert {4, 16, -1} <= numbers
+        assert not numbers & frozen
+
+
+def shape_numbers(graph: onnx.GraphProto) -> Iterator[int]:
+    """The constants that end up in the shape of a Reshape or Expand, by way of any Concat."""
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    made = {output: node for node in graph.node for output in node.output}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            value = onnx.helper.get_attribute_value(node.attribute[0])
+            constants[node.output[0]] = (
+                numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.array(value)
+            )
+    waiting = [node.input[1] for node in graph.node if node.op_type in ("Reshape", "Expand")]
+    while waiting:
+        name = waiting.pop()
+        if name in constants:
+            yield from constants[name].ravel().tolist()
+        elif name in made and made[name].op_type == "Concat":
+            waiting += made[name].input
+
+
+# --- the model that is exported --------------------------------------------------------------------------------------
+
+
+def test_a_model_in_training_that_ran_at_other_lengths_exports_the_same_file_and_stays_in_training(
+    translation: Exported, tmp_path: Path
+) -> None:
+    model = shaken(translation_model())
+    model.load_state_dict(translation.model.state_dict())
+    for length in (31, 3):
+        model(torch.randint(0, 11, (1, length + 1)), torch.randint(0, 13, (1, length)))
+    model.train()
+    model.my_transformer.decoder.eval()
+    model.my_transformer.decoder.layers[1].dropout1.train()
+    modes = {name: module.training for name, module in model.named_modules()}
+    assert len(set(modes.values())) == 2
+
+    result = export_onnx(model, tmp_path / "bundle", components=["decoder"])
+    assert result.passed
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    found, expected = (onnx.load(path) for path in (tmp_path / "bundle" / "decoder.onnx", translation.path("decoder")))
+    assert found.graph.node == expected.graph.node
+    assert {tensor.name: tensor.SerializeToString() for tensor in found.graph.initializer} == {
+        tensor.name: tensor.SerializeToString() for tensor in expected.graph.initializer
+    }
+
+
+# --- exports that cannot be right ------------------------------------------------------------------------------------
+
+BATCH, SOURCE = Axis("batch", traced=2), Axis("source", traced=7)
+X = TensorSpec("x", "float32", (BATCH, SOURCE))
+
+
+def small_graph(call: Callable[..., Tensor], output: TensorSpec, *inputs: TensorSpec) -> Graph:
+    contract = Contract("encoder", inputs or (X,), (output,), "batch first")
+    module = GraphModule(nn.Identity(), call, [spec.name for spec in contract.inputs])
+    return Graph(contract, module, ("nothing.",))
+
+
+def sum_over_source(_: nn.Module, x: Tensor) -> Tensor:
+    return x.sum(1, keepdim=True)
+
+
+def frozen_batch(_: nn.Module, x: Tensor) -> Tensor:
+    return x.reshape(2, -1) * 2
+
+
+def twice(_: nn.Module, x: Tensor) -> Tensor:
+    return x * 2
+
+
+def added(_: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (
+            small_graph(sum_over_source, TensorSpec("y", "float32", (BATCH, SOURCE))),
+            "source may vary, .* fixed it at 1",
+        ),
+        (small_graph(frozen_batch, X), "could not export the encoder graph"),
+        (small_graph(twice, TensorSpec("y", "int64", (BATCH, SOURCE))), "y came out as FLOAT, the contract says int64"),
+        (small_graph(twice, TensorSpec("y", "float32", (BATCH,))), r"y came out with shape .* says \['batch'\]"),
+        (small_graph(sum_over_source, TensorSpec("y", "float32", (BATCH, 3))), "dimension of 1, the contract says 3"),
+        (
+            small_graph(added, X, X, TensorSpec("y", "float32", (BATCH, Axis("target", traced=7)))),
+            "took source and target for one dimension",
+        ),
+    ],
+    ids=["dimension fixed", "dimension refused", "dtype", "rank", "size", "dimensions merged"],
+)
+def test_a_graph_that_comes_out_other_than_its_contract_is_an_error(graph: Graph, message: str) -> None:
+    with quiet(), pytest.raises(ExportError, match=message):
+        onnx_format.to_onnx(graph)
+
+
+def test_a_file_that_is_not_valid_onnx_is_an_error(translation: Exported, tmp_path: Path) -> None:
+    model = translation.finished("encoder")
+    next(node for node in model.graph if node.op_type == "Softmax").op_type = "Softmacks"
+    with pytest.raises(ExportError, match=r"invalid encoder\.onnx.*Softmacks") as caught:
+        onnx_format.save(model, tmp_path / "encoder.onnx")
+    assert "--opset" in caught.value.hint
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_holds_the_same_as_one_that_onnx_ir_writes(kind: str, exports: Exports, tmp_path: Path) -> None:
+    exported = exports(kind)
+    for name in exported.graphs:
+        model = exported.finished(name)
+        write_model(model, tmp_path / "ours.onnx")
+        ir.save(model, tmp_path / "theirs.onnx")
+        ours, theirs = (onnx.load(tmp_path / file) for file in ("ours.onnx", "theirs.onnx"))
+        assert len(ours.graph.initializer) > 10
+        assert [tensor.name for tensor in ours.graph.initializer] == [t.name for t in theirs.graph.initializer]
+        for found, expected in zip(ours.graph.initializer, theirs.graph.initializer, strict=True):
+            assert (found.data_type, found.dims) == (expected.data_type, expected.dims)
+            assert numpy_helper.to_array(found).tobytes() == numpy_helper.to_array(expected).tobytes()
+        for proto in (ours, theirs):
+            proto.graph.ClearField("initializer")
+        assert ours == theirs
+        assert list(model.graph.initializers)  # the model is as it was
+
+
+@pytest.mark.parametrize("size", [1, 2, 100, 127, 128, 129, 16_383, 16_384, 2_097_151, 2_097_152])
+def test_weights_of_every_size_are_read_back(size: int, tmp_path: Path) -> None:
+    """Lengths are written seven bits a byte: sizes around where another byte is needed."""
+    numbers = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    value = ir.Value(name="w", shape=ir.Shape([size]), type=ir.TensorType(ir.DataType.UINT8))
+    value.const_value = ir.tensor(numbers, name="w")
+    node = ir.node("Identity", [value])
+    node.outputs[0].name = "y"
+    node.outputs[0].shape, node.outputs[0].type = value.shape, value.type
+    graph = ir.Graph([], node.outputs, nodes=[node], initializers=[value], opset_imports={"": 18}, name="g")
+    write_model(ir.Model(graph, ir_version=8), tmp_path / "w.onnx")
+    onnx.checker.check_model(onnx.load(tmp_path / "w.onnx"), full_check=True)
+    assert OnnxRuntime.open(tmp_path / "w.onnx").run({})["y"].tobytes() == numbers.tobytes()
+
+
+def test_weights_above_the_limit_go_to_a_file_of_their_own_and_still_pass(
+    translation: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = translation.path("full").stat().st_size
+    monkeypatch.setattr(onnx_format, "INLINE_LIMIT", 1000)
+    files = onnx_format.save(translation.finished("full"), tmp_path / "full.onnx")
+    assert files == [tmp_path / "full.onnx", tmp_path / "full.onnx.data"]
+    weights = sum(array.nbytes for array in translation.weights("full").values())
+    assert files[1].stat().st_size >= 0.9 * weights
+    assert files[0].stat().st_size < inside - 0.9 * weights
+    assert sorted(tmp_path.iterdir()) == files
+    assert all(report.passed for report in translation.verify("full", files[0]))
+
+
+def test_weights_below_the_limit_are_in_the_one_file(translation: Exported, tmp_path: Path) -> None:
+    assert onnx_format.save(translation.finished("full"), tmp_path / "full.onnx") == [tmp_path / "full.onnx"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "full.onnx"]
+
+
+def test_saving_and_composing_leave_the_models_as_they_were(translation: Exported, tmp_path: Path) -> None:
+    halves = [translation.raw("encoder"), translation.raw("decoder")]
+    before = [ir.to_proto(model).SerializeToString(deterministic=True) for model in halves]
+    onnx_format.compose_full(halves[0], halves[1], translation.contract("full"))
+    write_model(halves[0], tmp_path / "x.onnx")
+    assert [ir.to_proto(model).SerializeToString(deterministic=True) for model in halves] == before
+
+
+def test_names_of_the_two_halves_do_not_collide_in_the_full_file(translation: Exported) -> None:
+    nodes = onnx.load(translation.path("full")).graph.node
+    names = [node.name for node in nodes]
+    assert len(set(names)) == len(names)
+    assert {re.split("/", name)[0] for name in names} == {"encoder", "decoder"}
