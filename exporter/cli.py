@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,46 +34,76 @@ SETTINGS = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit: 0 passed, 1 parity failed, 2 bad input, 3 a bug in mytx, 130 interrupted."""
-    from ..models.errors import MytxError
-
     # Threads that spin while they wait make small models 20 times slower on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path need not be text: show it somehow, rather than fail
+        sys.stdout.reconfigure(errors="backslashreplace")
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    """Run the command and turn what is raised into messages; returns the exit code."""
+    from ..models.errors import MytxError
+
     try:
-        code = cli(arguments, prog_name="mytx-export", standalone_mode=False)
-        _exit(code if isinstance(code, int) else PASSED)
-    except click.ClickException as error:
+        code = None
+        with _printing():
+            code = cli(arguments, prog_name="mytx-export", standalone_mode=False)
+        return code if isinstance(code, int) else PASSED
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        _exit(BAD_INPUT)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        complain(error.format_message(), f"see {context.command_path if context else 'mytx-export'} --help")
     except MytxError as error:
         complain(error.message, error.hint)
-        _exit(BAD_INPUT)
     except (click.Abort, KeyboardInterrupt):
-        complain("interrupted; nothing was left behind")
-        _exit(INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _exit(PASSED)
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed twice: no traceback on the way out
+        complain("interrupted; no unfinished bundle is left behind")
+        return INTERRUPTED
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        complain(f"{error.strerror or error}{where}", "free some space or choose another --output, and run again")
-        _exit(BAD_INPUT)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        hint = "free some space, or choose another --output" if full else "check the path, and what may be done there"
+        complain(f"{error.strerror or error}{where}", hint)
     except Exception as error:
-        with tempfile.NamedTemporaryFile("w", prefix="mytx-", suffix=".log", delete=False, encoding="utf-8") as file:
-            traceback.print_exc(file=file)
-        complain(f"a bug in mytx: {type(error).__name__}: {error}", f"please report it, with {file.name}")
-        _exit(BUG)
+        complain(f"a bug in mytx: {type(error).__name__}: {error}", f"please report it{_write_log()}")
+        return BUG
+    return BAD_INPUT
+
+
+@contextlib.contextmanager
+def _printing() -> Iterator[None]:
+    """Let whoever reads our output go away (``| head``): that is no error, and changes no exit code."""
+    try:
+        yield
+        if sys.stdout:
+            sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # click and rich exit with 1 then, which here means that parity failed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(message: str, hint: str = "") -> None:
     """One or two lines on stderr."""
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {' '.join(message.split())}", err=True)
-    if hint:
-        click.echo(f"{click.style('hint:', fg='cyan')} {' '.join(hint.split())}", err=True)
+    with contextlib.suppress(OSError):  # nobody reads it, and the exit code says it too
+        click.echo(f"{click.style('error:', fg='red', bold=True)} {_one_line(message)}", err=True)
+        if hint:
+            click.echo(f"{click.style('hint:', fg='cyan')} {_one_line(hint)}", err=True)
 
 
-def _exit(code: int) -> None:
-    sys.stdout.flush()
-    sys.exit(code)
+def _one_line(text: str) -> str:
+    return " ".join(filter(None, map(str.strip, text.splitlines())))
+
+
+def _write_log() -> str:
+    """Write the traceback to a file; returns words that say where."""
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="mytx-", suffix=".log", delete=False, encoding="utf-8") as file:
+            traceback.print_exc(file=file)
+    except OSError:
+        return ""
+    return f", with {file.name}"
 
 
 @click.group(context_settings=SETTINGS)
@@ -132,17 +166,18 @@ def onnx(
         raise click.UsageError("--verbose and --quiet exclude each other.")
     from .terminal import Progress, print_result
 
-    with Progress(shown=not (quiet or verbose)) as progress:
+    with Progress(shown=not (quiet or verbose)) as progress, _causes(shown=verbose):
         progress("Starting PyTorch")
         if checkpoint is None:
             from ..models.demo_files import demo_folder
 
             checkpoint = demo_folder()
         result = _export(checkpoint, output, components, opset, masks, no_verify, force, verbose, reading, progress)
-    if as_json:
-        click.echo(json.dumps(result.to_dict(), allow_nan=False))
-    if not quiet:
-        print_result(result, to_stderr=as_json)
+    with _printing():
+        if as_json:
+            click.echo(json.dumps(result.to_dict(), allow_nan=False))
+        if not quiet:
+            print_result(result, to_stderr=as_json)
     return PARITY_FAILED if result.passed is False else PASSED
 
 
@@ -183,6 +218,17 @@ def _export(
     )
 
 
+@contextlib.contextmanager
+def _causes(*, shown: bool) -> Iterator[None]:
+    """Print what an error comes from: the whole story that the hint of a failed export promises."""
+    try:
+        yield
+    except Exception as error:
+        if shown and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        raise
+
+
 @cli.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @json_option
@@ -203,10 +249,11 @@ def verify(bundle: Path, as_json: bool, verbose: bool, quiet: bool) -> int:
 
     with Progress(shown=not (quiet or verbose)) as progress:
         result = verify_bundle(bundle, verbose=verbose, progress=progress)
-    if as_json:
-        click.echo(json.dumps(result.to_dict(), allow_nan=False))
-    if not quiet:
-        print_check(result, to_stderr=as_json)
+    with _printing():
+        if as_json:
+            click.echo(json.dumps(result.to_dict(), allow_nan=False))
+        if not quiet:
+            print_check(result, to_stderr=as_json)
     return PASSED if result.passed else PARITY_FAILED
 
 

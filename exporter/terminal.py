@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +26,9 @@ class Progress:
     """Says on stderr what is being done, while it is being done; silent where that is not a terminal."""
 
     def __init__(self, *, shown: bool = True) -> None:
-        console = Console(stderr=True)
         self._status: Status | None = None
-        if shown and console.is_terminal:
-            self._status = console.status("Starting")
+        if shown and sys.stderr and sys.stderr.isatty():  # not what rich thinks: FORCE_COLOR makes no terminal of a log
+            self._status = Console(stderr=True).status("Starting")
 
     def __enter__(self) -> Progress:
         if self._status:
@@ -56,7 +57,7 @@ def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
         names = ", ".join(f"{item['name']}={item['value']} ({item['source']})" for item in result.assumed)
         console.print(f"[yellow]Assumed[/], as the checkpoint does not say: {escape(names)}", soft_wrap=True)
     total = f"{sum(result.seconds.values()):.0f} s"
-    place = escape(os.path.relpath(result.bundle))
+    place = escape(_short(result.bundle))
     if result.passed is None:
         console.print(f"[yellow bold]Not verified.[/] {place}  ({total})", soft_wrap=True)
     elif result.passed:
@@ -72,8 +73,16 @@ def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
     for report in result.report.graphs:
         print_findings(console, report)
     verdict = "[green bold]Passed.[/]" if result.passed else "[red bold]Parity failed.[/]"
-    place = escape(os.path.relpath(result.bundle))
+    place = escape(_short(result.bundle))
     console.print(f"{verdict} {place} is whole, manifest {result.manifest_sha256[:12]}  ({result.seconds:.1f} s)")
+
+
+def _short(path: Path) -> str:
+    """``path`` from the current folder, if there is one and that is shorter."""
+    try:
+        return min(os.path.relpath(path), str(path), key=len)
+    except OSError:
+        return str(path)
 
 
 def print_inspection(found: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mytx.exporter.cli import cli
+from mytx.exporter.graphs import graphs_of
 from mytx.models import TranslationModel
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +71,19 @@ def test_the_torch_that_the_readme_installs_is_the_one_that_ci_tests():
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_every_command_has_a_place_in_the_readme(name):
     assert f"| `mytx-export {name} " in README
+
+
+def test_the_table_of_graphs_says_what_the_contracts_say():
+    graphs = graphs_of(TranslationModel(30, 20, 32, 4, 1, 1, 48))
+    letters = {"batch": "N", "source": "S", "target": "T", 32: "E", 20: "V"}
+    for name, graph in graphs.items():
+        row = next(line for line in README.splitlines() if line.startswith(f"| `{name}.onnx` |"))
+        _, _, inputs, outputs, _ = row.split("|")
+        for cell, specs in ((inputs, graph.contract.inputs), (outputs, graph.contract.outputs)):
+            described = re.findall(r"`(\w+)(?: \[([^]]+)\])?`", cell)
+            assert [found for found, _ in described] == [spec.name for spec in specs]
+            for (_, axes), spec in zip(described, specs, strict=True):
+                assert axes in ("", ", ".join(letters[label] for label in spec.labels))
 
 
 def test_links_to_files_lead_somewhere():
