@@ -47,6 +47,8 @@ class Staging:
         self.force = force
         if not self.target.name:
             raise BundleError(f"{self.target} cannot be a bundle", "name a folder in it")
+        if not _is_utf8(self.target):
+            raise BundleError(f"{str(self.target)!a} is not UTF-8, and ONNX opens nothing else", "choose another name")
         self.failed = self.target.with_name(self.target.name + ".failed")
         self.path = self.target.with_name(f".{self.target.name}.mytx-new-{os.getpid()}")
         self._open = False
@@ -65,14 +67,13 @@ class Staging:
     def __enter__(self) -> Staging:
         parent = self.target.parent
         try:
-            for missing in reversed([path for path in (parent, *parent.parents) if not path.exists()]):
-                missing.mkdir(exist_ok=True)
-                self._made.append(missing)
-            if self.path not in _mine:
-                shutil.rmtree(self.path, ignore_errors=True)
-            self.path.mkdir()
-            _mine.add(self.path)
-            self._open = True
+            with _undisturbed():
+                for missing in reversed([path for path in (parent, *parent.parents) if not path.exists()]):
+                    missing.mkdir(exist_ok=True)
+                    self._made.append(missing)
+                self.path.mkdir()
+                _mine.add(self.path)
+                self._open = True
         except OSError as error:
             self._clean()
             raise BundleError(
@@ -100,7 +101,7 @@ class Staging:
                 self.target.rename(aside)
             try:
                 self.path.rename(self.target)
-            except OSError:
+            except BaseException:
                 if replaces:
                     aside.rename(self.target)
                 raise
@@ -186,6 +187,14 @@ def _listed(folder: Path) -> set[str] | None:
         return {MANIFEST, *(entry["path"] for entry in values["files"])} if ours else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _beside(target: Path, kind: str) -> list[Path]:

@@ -195,7 +195,8 @@ def _export(
 ) -> ExportResult:
     from .bundle import Staging
 
-    Staging(output, force=force)  # an output that cannot be, before minutes of work
+    with Staging(output, force=force):
+        pass  # an output that cannot be is refused before minutes of work
     from ..models import Vocabulary, find_vocab, load_checkpoint
     from .onnx_format import check_opset
     from .pipeline import export_onnx

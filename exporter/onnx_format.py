@@ -141,11 +141,12 @@ def finish(model: ir.Model, contract: Contract, properties: dict[str, str]) -> N
     ):
         value.doc_string = spec.meaning
     outside = {*model.graph.inputs, *model.graph.outputs}
-    for node in model.graph:
-        for value in node.outputs:
-            if value not in outside:  # the exporter's own names for dimensions; runtimes infer them anew
-                value.shape = None
-                value.type = None
+    inside = [value for node in model.graph for value in node.outputs if value not in outside]
+    for value in inside:  # the exporter's own names for dimensions; runtimes infer them anew
+        value.shape = None
+        value.type = None
+    for value in [*outside, *inside, *model.graph.initializers.values()]:
+        value.metadata_props.clear()
     model.metadata_props.clear()
     model.metadata_props.update(metadata(contract), **properties)
     opset = model.opset_imports[""]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +32,7 @@ def open_bundle(
         BundleError: where there is no bundle, it is damaged, or its parity failed.
     """
     folder = Path(path)
-    recover(Path(os.path.realpath(folder)))
+    recover(folder)
     manifest = read_manifest(folder)
     if manifest.parity.get("passed") is False and not allow_failed:
         raise BundleError(f"parity of {folder} failed when it was made", "see its parity.json, and do not deploy it")

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from .errors import OptionError
 from .graphs import Graph, graphs_of
 from .manifest import FORMAT, MANIFEST, Manifest, describe_files, describe_graph, sha256
 from .plan import make_plan
-from .reference import compute_references
+from .reference import compute_references, measure_more
 from .report import ParityReport
 from .stored import BUNDLE_LIMIT, STORED, select, write_stored
 from .verify import verify_onnx
@@ -166,9 +167,10 @@ def _verify(
         with _timed(seconds, "verify"):
             weights = {key: tensor.numpy() for key, tensor in graph.weights().items()}
             path = folder / f"{name}.onnx"
-            reports += verify_onnx(path, graph.contract, plan, references, weights, verbose=verbose)
+            measure = partial(measure_more, model, graph, plan, references)
+            reports += verify_onnx(path, graph.contract, plan, references, weights, measure=measure, verbose=verbose)
         stored[name] = select(plan, references, BUNDLE_LIMIT // len(graphs))
-        del references, weights
+        del references, weights, measure
     write_stored(folder / STORED, stored)
     return ParityReport(tuple(reports))
 

@@ -55,7 +55,8 @@ def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
             print_findings(console, report)
     if result.assumed:
         names = ", ".join(f"{item['name']}={item['value']} ({item['source']})" for item in result.assumed)
-        console.print(f"[yellow]Assumed[/], as the checkpoint does not say: {escape(names)}", soft_wrap=True)
+        wraps = console.is_terminal  # at words, for people; elsewhere a line stays a line
+        console.print(f"[yellow]Assumed[/], as the checkpoint does not say: {escape(names)}", soft_wrap=not wraps)
     total = f"{sum(result.seconds.values()):.0f} s"
     place = escape(_short(result.bundle))
     if result.passed is None:
@@ -75,6 +76,11 @@ def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
     verdict = "[green bold]Passed.[/]" if result.passed else "[red bold]Parity failed.[/]"
     place = escape(_short(result.bundle))
     console.print(f"{verdict} {place} is whole, manifest {result.manifest_sha256[:12]}  ({result.seconds:.1f} s)")
+
+
+def _ratio(ratio: float) -> str:
+    """In no more characters than leave the table 80 columns wide."""
+    return f"{ratio:.2f}" if ratio < 1000 else f"{ratio:.0e}"
 
 
 def _short(path: Path) -> str:
@@ -111,7 +117,7 @@ def result_table(reports: tuple[GraphReport, ...]) -> Table:
             report.runtime,
             str(report.cases),
             f"{report.max_abs_error:.1e}" if math.isfinite(report.max_abs_error) else "-",
-            f"{report.worst_ratio:.2f} of 4" if math.isfinite(report.worst_ratio) else "-",
+            f"{_ratio(report.worst_ratio)} of 4" if math.isfinite(report.worst_ratio) else "-",
             "[green]passed[/]" if report.passed else "[red]FAILED[/]",
         )
     return table
@@ -121,7 +127,8 @@ def print_findings(console: Console, report: GraphReport) -> None:
     """What is wrong with a graph, the first few in full."""
     for finding in report.findings[:SHOWN_FINDINGS]:
         where = f"{report.graph}, {report.runtime}"
-        console.print(f"[red]{escape(where)}[/], {finding.check}: {escape(finding.message)}", soft_wrap=True)
+        text = f"[red]{escape(where)}[/], {finding.check}: {escape(finding.message)}"
+        console.print(text, soft_wrap=not console.is_terminal)
     more = len(report.findings) - SHOWN_FINDINGS
     if more > 0:
         console.print(f"[red]… and {more} more[/], all in parity.json")

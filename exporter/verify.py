@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .compare import FAIL, PASS, Comparison, Expected, compare_case
+from .compare import FACTOR, FAIL, PASS, Comparison, Expected, compare_case
 from .contract import Contract, TensorSpec
 from .plan import Array, Case
 from .report import Finding, GraphReport
@@ -16,6 +16,11 @@ from .weights import check_weights
 # What users run, and the graph without fusions: a fault of the optimiser and one of the exporter look different.
 LEVELS = ("all", "basic")
 
+# The largest of five errors is sometimes small by luck: of 1.4 million honest comparisons 1 in 70,000 was more than
+# four times that far off. So a few cases that are not far off have their noise measured once more, by more runs.
+DOUBTFUL_CASES = 3
+DOUBTFUL_RATIO = 4 * FACTOR
+
 
 def verify_onnx(
     path: Path,
@@ -24,6 +29,7 @@ def verify_onnx(
     expected: Sequence[Mapping[str, Expected]],
     weights: Mapping[str, Array] | None = None,
     *,
+    measure: Callable[[int], Mapping[str, Expected]] | None = None,
     verbose: bool = False,
 ) -> list[GraphReport]:
     """Verify one ONNX file in onnxruntime, at each optimisation level of :data:`LEVELS`.
@@ -34,8 +40,11 @@ def verify_onnx(
         plan: the cases to run.
         expected: the reference for each case.
         weights: what the file must hold, by state-dict name; None leaves that unchecked.
+        measure: takes the number of a case and gives its reference with the noise measured by more runs; called for
+            a case that fails by little.
         verbose: let onnxruntime's own messages through.
     """
+    expected = list(expected)
     problems = [] if weights is None else _weights_problems(path, weights)
     reports = []
     for level in LEVELS:
@@ -57,9 +66,26 @@ def verify_onnx(
             except Exception as error:
                 message = f"case {case.name} ({case.words}): {' '.join(str(error).split())}"
                 findings.append(Finding("runtime", message))
+        if measure is not None:
+            for index in _doubtful(plan, results):
+                expected[index] = measure(index)
+                outputs = runtime.run(plan[index].inputs)
+                results[plan[index].name] = compare_case(contract, plan[index], outputs, expected[index])
         reports.append(judge(contract, description.runtime, plan, results, findings))
         del runtime
     return reports
+
+
+def _doubtful(plan: Sequence[Case], results: Mapping[str, Sequence[Comparison]]) -> list[int]:
+    """The cases that failed, if they are few and none is far off: a real fault shows in more, or by more."""
+    failed = [
+        (index, comparison.ratio)
+        for index, case in enumerate(plan)
+        for comparison in results.get(case.name, ())
+        if comparison.verdict == FAIL
+    ]
+    few = len(failed) <= DOUBTFUL_CASES and all(ratio <= DOUBTFUL_RATIO for _, ratio in failed)
+    return sorted({index for index, _ in failed}) if few else []
 
 
 def judge(

@@ -25,14 +25,13 @@ def check_weights(path: Path, expected: Mapping[str, Array]) -> list[str]:
     """
     graph = onnx.load(path).graph
     found = {tensor.name: tensor for tensor in graph.initializer}
-    nodes = [node for part in _graphs(graph) for node in part.node]
-    read = {name for node in nodes for name in node.input}
+    read = _read(graph)
     problems = []
     for name, weight in expected.items():
         if name not in found:
             problems.append(f"{name} is not in the file")
         elif name not in read:
-            problems.append(f"{name} is in the file, but nothing reads it")
+            problems.append(f"{name} is in the file, but no output depends on it")
         else:
             problems += _differences(name, numpy_helper.to_array(found[name]), weight)
     for part in _graphs(graph):
@@ -44,7 +43,8 @@ def check_weights(path: Path, expected: Mapping[str, Array]) -> list[str]:
         ]
     problems += [
         f"{node.name} holds a constant of the size of a weight, but the model has no such weight"
-        for node in nodes
+        for part in _graphs(graph)
+        for node in part.node
         if any(_is_large_constant(attribute) for attribute in node.attribute)
     ]
     return problems
@@ -54,9 +54,26 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """``graph`` and those inside its nodes."""
     yield graph
     for node in graph.node:
-        for attribute in node.attribute:
-            for subgraph in [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]:
-                yield from _graphs(subgraph)
+        for subgraph in _subgraphs(node):
+            yield from _graphs(subgraph)
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        yield from attribute.graphs
+        if attribute.HasField("g"):
+            yield attribute.g
+
+
+def _read(graph: onnx.GraphProto) -> set[str]:
+    """The names that an output depends on."""
+    needed = {output.name for output in graph.output}
+    for node in reversed(graph.node):  # ONNX has nodes after what they read
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            for subgraph in _subgraphs(node):
+                needed.update(name for part in _graphs(subgraph) for inner in part.node for name in inner.input)
+    return needed
 
 
 def _differences(name: str, found: Array, weight: Array) -> list[str]:

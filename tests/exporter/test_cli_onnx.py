@@ -1,0 +1,361 @@
+"""``mytx-export onnx`` where all goes well: what it leaves, prints and exits with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from cli_support import COMMAND, GRAPHS, Result, names, run_here, run_process, save_folder, save_pt, use_exports
+from exported_models import Exported
+
+from mytx.exporter import onnx_format
+from mytx.exporter.cli import cli
+
+Run = Callable[..., Result]
+ROW_KEYS = {"graph", "format", "runtime", "cases", "compared", "max_abs_error", "worst_ratio", "passed"}
+
+
+@pytest.fixture(scope="module")
+def couplet(exports: Callable[[str], Exported]) -> Exported:
+    return exports("couplet")
+
+
+@pytest.fixture(scope="module")
+def folder(couplet: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model on ids as ``save_model`` writes it."""
+    return save_folder(couplet, tmp_path_factory.mktemp("couplet") / "saved")
+
+
+@pytest.fixture(scope="module")
+def bare(exports: Callable[[str], Exported], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bare transformer of two heads as ``torch.save`` writes it."""
+    return save_pt(exports("bare"), tmp_path_factory.mktemp("bare") / "model.pt")
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    return lambda *arguments: run_here(capfd, *arguments)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, couplet: Exported) -> None:
+    """The export itself was done before."""
+    use_exports(monkeypatch, couplet)
+
+
+# --- the real command ------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_folder_becomes_three_graphs_and_nothing_is_said_but_the_table(folder: Path, tmp_path: Path) -> None:
+    result = run_process("onnx", folder, "-o", "bundle", cwd=tmp_path)
+    assert result.code == 0
+    assert result.err == ""
+    lines = result.out.splitlines()
+    assert lines[0].split() == ["graph", "runtime", "cases", "max", "error", "worst", "ratio"]
+    for graph in GRAPHS:
+        assert sum(line.startswith(graph) and line.rstrip().endswith("passed") for line in lines) == 2
+    assert lines[-1].startswith("Passed. bundle  (")
+    assert "\x1b" not in result.out
+    assert max(map(len, lines)) <= 80
+    assert names(tmp_path) == ["bundle"]
+    assert {f"{graph}.onnx" for graph in GRAPHS} < set(names(tmp_path / "bundle"))
+    assert {"config.json", "parity.json", "manifest.json"} < set(names(tmp_path / "bundle"))
+    assert json.loads((tmp_path / "bundle" / "parity.json").read_text())["passed"] is True
+
+
+def test_a_pt_file_and_with_v_the_libraries_may_talk_but_not_into_the_json(bare: Path, tmp_path: Path) -> None:
+    result = run_process(
+        *("onnx", bare, "--nhead", "2", "-o", tmp_path / "bundle", "--component", "encoder", "--json", "-v")
+    )
+    assert result.code == 0
+    assert result.json()["passed"] is True
+    table = result.err.index("graph ")
+    assert "torch" in result.err[:table], "PyTorch has nothing to say any more, so nothing was tested"
+    assert "encoder" in result.err[table:]
+    assert "Passed." in result.err[table:]
+
+
+# --- what is printed -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+def test_json_is_one_strict_object_on_stdout_and_all_else_is_on_stderr(folder: Path, run: Run, tmp_path: Path) -> None:
+    result = run("onnx", folder, "-o", tmp_path / "bundle", "--json")
+    assert result.code == 0
+    values = result.json()
+    assert {"passed", "bundle", "graphs", "assumed", "seconds"} <= set(values)
+    assert values["passed"] is True
+    assert values["bundle"] == str(tmp_path / "bundle")
+    assert values["assumed"] == []
+    assert all(seconds >= 0 for seconds in values["seconds"].values())
+    assert [row["graph"] for row in values["graphs"]] == [graph for graph in GRAPHS for _ in range(2)]
+    for row in values["graphs"]:
+        assert set(row) >= ROW_KEYS
+        assert row["format"] == "onnx"
+        assert row["runtime"].startswith("onnxruntime")
+        assert row["cases"] >= 24
+        assert row["compared"] > 1000
+        assert 0 < row["max_abs_error"] < 1e-4
+        assert 0 < row["worst_ratio"] <= 4
+        assert row["passed"] is True
+    assert "Passed." in result.err
+
+
+@pytest.mark.usefixtures("quick")
+def test_quiet_says_nothing_and_with_json_only_that(folder: Path, run: Run, tmp_path: Path) -> None:
+    arguments = ["onnx", folder, "--component", "encoder", "-q", "-o"]
+    assert run(*arguments, tmp_path / "one") == Result(0, "", "")
+    result = run(*arguments, tmp_path / "two", "--json")
+    assert result.err == ""
+    assert result.json()["passed"] is True
+
+
+def test_what_was_assumed_is_printed_and_stored(
+    couplet: Exported, run: Run, quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_pt(couplet, tmp_path / "model.pt")
+    result = run("onnx", "model.pt", "--nhead", 2, "--activation", "relu", "-o", "bundle", "--json", "--no-verify")
+    assumed = result.json()["assumed"]
+    assert {"name": "norm_first", "value": False, "source": "default"} in assumed
+    assert {"name": "eos_id", "value": 2, "source": "default"} in assumed
+    assert {"name": "activation", "value": "relu", "source": "option"} in assumed
+    assert "Assumed" in result.err
+    for item in assumed:
+        assert f"{item['name']}={item['value']}" in result.err
+    assert json.loads((tmp_path / "bundle" / "manifest.json").read_text())["assumed"] == assumed
+
+
+def test_nothing_is_shown_of_the_progress_where_stderr_is_no_terminal_though_colours_are_wanted(
+    folder: Path, run: Run, quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = run("onnx", folder, "-o", tmp_path / "bundle", "--component", "encoder")
+    assert result.code == 0
+    assert result.err == ""
+
+
+@pytest.mark.usefixtures("quick")
+def test_odd_names_are_printed_as_they_are(
+    folder: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("[bold]x[red]", "two  spaces", "модель"):
+        result = run("onnx", folder, "-o", name, "--component", "encoder")
+        assert result.code == 0
+        assert f"Passed. {name}  (" in result.out
+        assert name in names(tmp_path)
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("asked", "made"),
+    [
+        (["encoder"], ["encoder"]),
+        (["decoder"], ["decoder"]),
+        (["full"], ["full"]),
+        (["decoder", "encoder", "decoder"], ["encoder", "decoder"]),
+    ],
+)
+def test_components_are_what_was_asked_for(
+    asked: list[str], made: list[str], folder: Path, run: Run, tmp_path: Path
+) -> None:
+    options = [word for name in asked for word in ("--component", name)]
+    result = run("onnx", folder, "-o", tmp_path / "bundle", "--json", *options)
+    assert result.code == 0
+    assert list(dict.fromkeys(row["graph"] for row in result.json()["graphs"])) == made
+    assert sorted(path.stem for path in (tmp_path / "bundle").glob("*.onnx")) == sorted(made)
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_verification_nothing_has_passed(folder: Path, run: Run, tmp_path: Path) -> None:
+    result = run("onnx", folder, "-o", tmp_path / "bundle", "--no-verify", "--json")
+    assert result.code == 0
+    assert result.json()["passed"] is None
+    assert result.json()["graphs"] == []
+    assert "Not verified." in result.err
+    assert json.loads((tmp_path / "bundle" / "parity.json").read_text())["passed"] is None
+
+
+@pytest.mark.usefixtures("quick")
+def test_underscores_are_dashes(couplet: Exported, run: Run, tmp_path: Path) -> None:
+    path = save_pt(couplet, tmp_path / "model.pt")
+    result = run("onnx", path, "-o", tmp_path / "a", "--nhead", 2, "--no_verify", "--layer_norm_eps", "1e-5", "--json")
+    assert result.code == 0
+    assert result.json()["passed"] is None
+    assert {"name": "layer_norm_eps", "value": 1e-5, "source": "option"} in result.json()["assumed"]
+
+
+def test_an_opset_is_the_files(exports: Callable[[str], Exported], run: Run, tmp_path: Path) -> None:
+    folder = save_folder(exports("average pooling"), tmp_path / "saved")
+    result = run("onnx", folder, "-o", tmp_path / "bundle", "--opset", 23, "--component", "encoder")
+    assert result.code == 0
+    model = onnx.load(tmp_path / "bundle" / "encoder.onnx")
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 23)]
+
+
+@pytest.mark.parametrize("opset", range(18, 26))
+def test_each_supported_opset_reaches_the_export(
+    opset: int, folder: Path, couplet: Exported, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    encoder = couplet.raw("encoder")
+
+    def to_onnx(graph: object, opset: int) -> object:
+        seen.append(opset)
+        return encoder.clone()
+
+    monkeypatch.setattr(onnx_format, "to_onnx", to_onnx)
+    arguments = ["onnx", folder, "-o", tmp_path / "bundle", "--component", "encoder", "--no-verify", "-q"]
+    assert run(*arguments, "--opset", opset).code == 0
+    assert seen == [opset]
+
+
+def test_masks_of_a_bare_model_are_the_inputs_that_were_asked_for(bare: Path, run: Run, tmp_path: Path) -> None:
+    masks = "src_key_padding_mask:float,src_mask:3d,tgt_mask:bool"
+    result = run(
+        *("onnx", bare, "--nhead", 2, "-o", tmp_path / "bundle", "--component", "encoder", "--masks", masks, "--json")
+    )
+    assert result.code == 0
+    assert result.json()["passed"] is True
+    inputs = onnx.load(tmp_path / "bundle" / "encoder.onnx").graph.input
+    found = {
+        value.name: (
+            value.type.tensor_type.elem_type,
+            [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim],
+        )
+        for value in inputs
+    }
+    assert found == {
+        "src": (onnx.TensorProto.FLOAT, ["source", "batch", 16]),
+        "src_mask": (onnx.TensorProto.FLOAT, ["2*batch", "source", "source"]),
+        "src_key_padding_mask": (onnx.TensorProto.FLOAT, ["batch", "source"]),
+    }
+
+
+def test_a_model_of_an_encoder_alone_gives_what_it_has(
+    exports: Callable[[str], Exported], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported = exports("average pooling")
+    use_exports(monkeypatch, exported)
+    folder = save_folder(exported, tmp_path / "saved")
+    result = run("onnx", folder, "-o", tmp_path / "bundle", "--json")
+    assert result.code == 0
+    assert [row["graph"] for row in result.json()["graphs"]] == ["encoder", "encoder", "full", "full"]
+    assert sorted(path.name for path in (tmp_path / "bundle").glob("*.onnx")) == ["encoder.onnx", "full.onnx"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_vocabulary_travels_with_the_bundle(folder: Path, couplet: Exported, run: Run, tmp_path: Path) -> None:
+    vocab = tmp_path / "mine.json"
+    vocab.write_text(json.dumps({"<pad>": 0, "<s>": 1, "</s>": 2, "a": 3}))
+    options = ["--component", "encoder", "--no-verify", "-q"]
+    assert run("onnx", folder, "-o", tmp_path / "given", "--vocab", vocab, *options).code == 0
+    assert json.loads((tmp_path / "given" / "vocab.json").read_text())
+    beside = save_folder(couplet, tmp_path / "beside")
+    (beside / "vocab.json").write_text(vocab.read_text())
+    assert run("onnx", beside, "-o", tmp_path / "found", *options).code == 0
+    assert (tmp_path / "found" / "vocab.json").read_text() == (tmp_path / "given" / "vocab.json").read_text()
+    assert run("onnx", folder, "-o", tmp_path / "none", *options).code == 0
+    assert "vocab.json" not in names(tmp_path / "none")
+
+
+@pytest.mark.usefixtures("quick")
+def test_force_replaces_a_bundle_and_a_new_parent_is_made(folder: Path, run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "parent" / "bundle"
+    assert run("onnx", folder, "-o", target, "--no-verify", "-q").code == 0
+    before = (target / "manifest.json").read_bytes()
+    assert run("onnx", folder, "-o", target, "--component", "encoder", "--force", "-q").code == 0
+    assert (target / "manifest.json").read_bytes() != before
+    assert "full.onnx" not in names(target)
+    assert names(target.parent) == ["bundle"]
+
+
+# --- help, and readers that go away ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in sorted(cli.commands))])
+def test_help_has_an_example_and_needs_no_heavy_import(arguments: list[str]) -> None:
+    program = f"""
+import sys
+from mytx.exporter.cli import main
+try:
+    main({arguments})
+except SystemExit as error:
+    assert error.code == 0
+heavy = {{"torch", "onnx", "onnxruntime", "onnxscript", "numpy", "safetensors"}} & sys.modules.keys()
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: mytx-export" in done.stdout
+    assert done.stderr == ""
+    if len(arguments) > 1:
+        assert "Example" in done.stdout
+        assert f"mytx-export {arguments[0]}" in done.stdout.split("Example")[1]
+
+
+def test_help_is_fast() -> None:
+    def fastest(command: list[str]) -> float:
+        seconds = []
+        for _ in range(5):
+            start = time.perf_counter()
+            subprocess.run(command, capture_output=True, check=True)
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
+
+    # 0.3 s on an idle machine; on a busy one, not much more than Python and click alone.
+    limit = max(0.3, 3 * fastest([sys.executable, "-c", "import click"]))
+    assert fastest([COMMAND, "--help"]) < limit
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    with subprocess.Popen([COMMAND, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+# The command with an export that is over at once.
+VERDICT = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from mytx.exporter import cli
+passed = sys.argv[1] == "passed"
+result = SimpleNamespace(passed=passed, report=None, bundle=Path("x"), assumed=(), seconds={}, to_dict=lambda: {})
+cli._export = lambda *arguments: result
+cli.main(["onnx", "model.pt", "-o", "x", *sys.argv[2:]])
+"""
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("passed", 0), ("failed", 1)])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_goes_away_changes_no_verdict(verdict: str, code: int, options: list[str]) -> None:
+    command = [sys.executable, "-c", VERDICT, verdict, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+    assert process.returncode == code
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_without_a_stream_to_print_to_the_exit_code_still_holds(stream: str) -> None:
+    closes = {"stdout": ">&-", "stderr": "2>&-"}[stream]
+    for arguments, code in (("--help", 0), ("onnx absent.pt", 2)):
+        done = subprocess.run(f"'{COMMAND}' {arguments} {closes}", shell=True, capture_output=True, check=False)
+        assert done.returncode == code
+        assert b"Traceback" not in done.stderr
