@@ -193,10 +193,13 @@ def _export(
     reading: dict[str, Any],
     progress: Callable[[str], None],
 ) -> ExportResult:
+    from ..models.errors import MytxError
     from .bundle import Staging
 
     with Staging(output, force=force):
         pass  # an output that cannot be is refused before minutes of work
+    if not checkpoint.exists():  # and a mistyped name before PyTorch is loaded
+        raise MytxError(f"{checkpoint}: no such file", "check the path to the checkpoint")
     from ..models import Vocabulary, find_vocab, load_checkpoint
     from .onnx_format import check_opset
     from .pipeline import export_onnx

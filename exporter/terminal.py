@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .pipeline import ExportResult
     from .report import GraphReport
 
-SHOWN_FINDINGS = 5
+SHOWN_FINDINGS = 2
 
 
 class Progress:
@@ -54,9 +54,12 @@ def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
         for report in result.report.graphs:
             print_findings(console, report)
     if result.assumed:
-        names = ", ".join(f"{item['name']}={item['value']} ({item['source']})" for item in result.assumed)
         wraps = console.is_terminal  # at words, for people; elsewhere a line stays a line
-        console.print(f"[yellow]Assumed[/], as the checkpoint does not say: {escape(names)}", soft_wrap=not wraps)
+        by_source: dict[str, list[str]] = {}
+        for item in result.assumed:
+            by_source.setdefault(item["source"], []).append(f"{item['name']}={item['value']}")
+        parts = "; ".join(f"{source}: {', '.join(values)}" for source, values in by_source.items())
+        console.print(f"[yellow]Assumed[/], as the checkpoint does not say. {escape(parts)}", soft_wrap=not wraps)
     total = f"{sum(result.seconds.values()):.0f} s"
     place = escape(_short(result.bundle))
     if result.passed is None:
