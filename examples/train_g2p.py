@@ -329,6 +329,7 @@ def train(
             partial = options.state.with_suffix(".partial")
             torch.save(saved, partial)
             partial.replace(options.state)
+    pool.shutdown()
     passes = step * options.batch_size / len(source)
     return averaged, {"steps": step, "epochs": passes, "minutes": seconds() / 60, "pairs": len(source)}
 
@@ -339,7 +340,7 @@ CARD = """\
 # English words to phonemes
 
 A `TranslationModel` of mytx that spells English words in [ARPAbet](https://en.wikipedia.org/wiki/ARPABET) phonemes with
-stress digits: `hello` becomes `HH AH0 L OW1`. It is small and real, to try exports on and to show what they do.
+stress digits: `transformer` is `T R AE0 N S F AO1 R M ER0`. It is small and real, to try exports on.
 
 | measured on {words} held-out words | wrong |
 |---|---|
@@ -423,7 +424,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, str]:
     parser.add_argument("--evaluate", type=Path, metavar="FOLDER", help="only print the error rates of a saved folder")
     parser.add_argument("--epochs", type=int, default=40, help="at most so many (default %(default)s)")
     parser.add_argument("--steps", type=int, help="at most so many batches")
-    parser.add_argument("--minutes", type=float, help="at most so long; the learning rate reaches 0 by then")
+    parser.add_argument("--minutes", type=int, help="at most so long; the learning rate reaches 0 by then")
     parser.add_argument("--state", type=Path, metavar="FILE", help="save here after each epoch, and go on from it")
     parser.add_argument("--limit", type=int, metavar="WORDS", help="use so many words of the dictionary, for a try")
     parser.add_argument("--seed", type=int, default=0, help="default %(default)s")
