@@ -302,7 +302,7 @@ def run(bundle: Path, texts: tuple[str, ...], max_length: int | None, pad_to: in
 
     \b
     Examples:
-      mytx-export run demo-bundle hello world
+      mytx-export run demo-bundle knight transformer
       mytx-export run bundle < sentences.txt
     """
     from .opened import open_bundle

@@ -115,7 +115,9 @@ def compare_values(output: str, actual: Array, expected: Expected) -> Comparison
 
     if expected.positions is not None:
         found = found[expected.positions]
-    error = np.abs(found.astype(np.float64) - reference)
+    error = found.astype(np.float64)
+    error -= reference
+    np.abs(error, out=error)  # in place: with a large vocabulary each copy is tens of megabytes
     worst = int(error.argmax())
     largest = float(error[worst])
     scale = float(np.abs(reference).max()) if expected.scale is None else expected.scale

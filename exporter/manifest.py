@@ -15,10 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import onnx
-
 from .contract import Contract
 from .errors import BundleError
+from .onnx_stream import read_header, read_model
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -97,7 +96,7 @@ def describe_files(folder: Path) -> tuple[FileEntry, ...]:
 
 def describe_graph(file: Path, contract: Contract) -> GraphEntry:
     """The entry for the ONNX file of a graph."""
-    model = onnx.load(file, load_external_data=False)
+    model = read_header(file)
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     return GraphEntry(file.name, opset, model.ir_version, contract)
 
@@ -186,6 +185,9 @@ def _changed(path: Path, entry: FileEntry) -> str:
 
 def _external_problems(path: Path, listed: set[str]) -> list[str]:
     """Weights outside of the file: they must be in files that were checked."""
-    graph = onnx.load(path, load_external_data=False).graph
-    places = {item.value for tensor in graph.initializer for item in tensor.external_data if item.key == "location"}
+    try:
+        _, tensors = read_model(path, load_external=False)
+        places = {item.value for tensor in tensors for item in tensor.external_data if item.key == "location"}
+    except Exception as error:
+        return [f"{path.name} is not ONNX: {type(error).__name__}: {error}"]
     return [f"{path.name} has weights in {place!r}, which is not listed" for place in sorted(places - listed)]

@@ -16,7 +16,7 @@ from onnxscript import optimizer
 from .contract import Axis, Contract, TensorSpec
 from .errors import ExportError, OptionError
 from .graphs import Graph
-from .onnx_writer import write_model
+from .onnx_stream import write_model
 from .plan import example
 
 OPSETS = range(18, 26)

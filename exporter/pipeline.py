@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import hashlib
 import logging
 import platform
@@ -26,11 +24,12 @@ from .contract import GRAPHS
 from .errors import OptionError
 from .graphs import Graph, graphs_of
 from .manifest import FORMAT, MANIFEST, Manifest, describe_files, describe_graph, sha256
+from .memory import release_memory
 from .plan import make_plan
 from .reference import compute_references, measure_more
 from .report import ParityReport
 from .stored import BUNDLE_LIMIT, STORED, select, write_stored
-from .verify import verify_onnx
+from .verify import find_weights, verify_onnx
 from .version import version
 
 TOOLS = ("mytx", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
@@ -158,19 +157,24 @@ def _verify(
     reports = []
     stored = {}
     for name, graph in graphs.items():  # one after the other: the references of large models are large
+        path = folder / f"{name}.onnx"
         plan = make_plan(graph.contract)
+        progress(f"Verifying the weights of {name}.onnx")
+        with _timed(seconds, "verify"):
+            found = find_weights(path, {key: tensor.numpy() for key, tensor in graph.weights().items()})
+        release_memory()
         progress(f"Computing the reference of {name} in PyTorch")
         with _timed(seconds, "reference"):
             references = compute_references(model, graph, plan)
         release_memory()
         progress(f"Verifying {name}.onnx in onnxruntime")
+        measure = partial(measure_more, model, graph, plan, references)
         with _timed(seconds, "verify"):
-            weights = {key: tensor.numpy() for key, tensor in graph.weights().items()}
-            path = folder / f"{name}.onnx"
-            measure = partial(measure_more, model, graph, plan, references)
-            reports += verify_onnx(path, graph.contract, plan, references, weights, measure=measure, verbose=verbose)
+            reports += verify_onnx(
+                path, graph.contract, plan, references, found=found, measure=measure, verbose=verbose
+            )
         stored[name] = select(plan, references, BUNDLE_LIMIT // len(graphs))
-        del references, weights, measure
+        del references, measure
     write_stored(folder / STORED, stored)
     return ParityReport(tuple(reports))
 
@@ -206,13 +210,6 @@ def weights_sha256(model: Model) -> str:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.contiguous().numpy())
     return digest.hexdigest()
-
-
-def release_memory() -> None:
-    """Give back what the last stage held: graphs are full of cycles, and glibc keeps freed tensors for later."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @contextlib.contextmanager

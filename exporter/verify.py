@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .compare import FACTOR, FAIL, PASS, Comparison, Expected, compare_case
 from .contract import Contract, TensorSpec
+from .memory import release_memory
 from .plan import Array, Case
 from .report import Finding, GraphReport
 from .runtimes import Description, OnnxRuntime, RuntimeOptions
@@ -29,6 +30,7 @@ def verify_onnx(
     expected: Sequence[Mapping[str, Expected]],
     weights: Mapping[str, Array] | None = None,
     *,
+    found: Sequence[Finding] = (),
     measure: Callable[[int], Mapping[str, Expected]] | None = None,
     verbose: bool = False,
 ) -> list[GraphReport]:
@@ -40,12 +42,13 @@ def verify_onnx(
         plan: the cases to run.
         expected: the reference for each case.
         weights: what the file must hold, by state-dict name; None leaves that unchecked.
+        found: what was found wrong before, by :func:`find_weights` say, which needs memory that references take.
         measure: takes the number of a case and gives its reference with the noise measured by more runs; called for
             a case that fails by little.
         verbose: let onnxruntime's own messages through.
     """
     expected = list(expected)
-    problems = [] if weights is None else _weights_problems(path, weights)
+    problems = [*found, *([] if weights is None else find_weights(path, weights))]
     reports = []
     for level in LEVELS:
         options = RuntimeOptions(level=level, verbose=verbose)
@@ -73,6 +76,7 @@ def verify_onnx(
                 results[plan[index].name] = compare_case(contract, plan[index], outputs, expected[index])
         reports.append(judge(contract, description.runtime, plan, results, findings))
         del runtime
+        release_memory()
     return reports
 
 
@@ -132,7 +136,8 @@ def judge(
     )
 
 
-def _weights_problems(path: Path, weights: Mapping[str, Array]) -> list[Finding]:
+def find_weights(path: Path, weights: Mapping[str, Array]) -> list[Finding]:
+    """What is wrong with the weights of the file: check 1."""
     try:
         return [Finding("weights", message) for message in check_weights(path, weights)]
     except Exception as error:  # a file that is damaged, or whose weights are in another that is missing

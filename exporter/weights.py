@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from .onnx_stream import read_model
 from .plan import Array
 
 # A float constant with more values than this is a weight that the model does not have.
@@ -23,24 +24,24 @@ def check_weights(path: Path, expected: Mapping[str, Array]) -> list[str]:
         path: the file.
         expected: the model's parameters and buffers that this graph holds, by state-dict name.
     """
-    graph = onnx.load(path).graph
-    found = {tensor.name: tensor for tensor in graph.initializer}
-    read = _read(graph)
+    graph, initializers = read_model(path)
+    needed = _read(graph)
+    missing = dict.fromkeys(expected)
     problems = []
-    for name, weight in expected.items():
-        if name not in found:
-            problems.append(f"{name} is not in the file")
-        elif name not in read:
+    for tensor in initializers:
+        name = tensor.name
+        if name not in expected:
+            problems += _unknown(tensor)
+            continue
+        missing.pop(name, None)
+        if name not in needed:
             problems.append(f"{name} is in the file, but no output depends on it")
         else:
-            problems += _differences(name, numpy_helper.to_array(found[name]), weight)
+            problems += _differences(name, numpy_helper.to_array(tensor), expected[name])
+    problems += [f"{name} is not in the file" for name in missing]
     for part in _graphs(graph):
-        tensors = [*part.initializer, *(sparse.values for sparse in part.sparse_initializer)]
-        problems += [
-            f"{tensor.name} is in the file, but the model has no such weight"
-            for tensor in tensors
-            if _is_large_float(tensor) and not (part is graph and tensor.name in expected)
-        ]
+        for tensor in [*part.initializer, *(sparse.values for sparse in part.sparse_initializer)]:
+            problems += _unknown(tensor)
     problems += [
         f"{node.name} holds a constant of the size of a weight, but the model has no such weight"
         for part in _graphs(graph)
@@ -48,6 +49,10 @@ def check_weights(path: Path, expected: Mapping[str, Array]) -> list[str]:
         if any(_is_large_constant(attribute) for attribute in node.attribute)
     ]
     return problems
+
+
+def _unknown(tensor: onnx.TensorProto) -> list[str]:
+    return [f"{tensor.name} is in the file, but the model has no such weight"] if _is_large_float(tensor) else []
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

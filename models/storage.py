@@ -41,6 +41,7 @@ def save_model(model: Model, folder: str | Path, *, dtype: torch.dtype | None = 
         if not is_finite(tensor):
             raise ValueError(f"{name} has values that are not finite in {tensor.dtype}")
     save_file(tensors, str(folder / WEIGHTS))
+    (folder / WEIGHTS).chmod(0o644)  # safetensors makes it the owner's alone, and models are shared
     (folder / CONFIG).write_text(json.dumps(config_of(model).to_dict(), indent=2) + "\n")
 
 

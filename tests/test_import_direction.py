@@ -16,7 +16,7 @@ FILES = {package: sorted((ROOT / package).glob("**/*.py")) for package in PACKAG
 
 # Inside exporter: a module may import those of a lower rank. A new module takes its place here.
 RANKS = [
-    {"contract", "errors", "report", "version", "onnx_writer", "options"},
+    {"contract", "errors", "report", "version", "memory", "onnx_stream", "options"},
     {"plan", "graphs", "manifest"},
     {"compare", "runtimes", "weights", "onnx_format", "bundle"},
     {"reference", "verify", "stored", "opened"},

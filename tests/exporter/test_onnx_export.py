@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mytx.exporter import ExportError, OptionError, export_onnx, onnx_format, runtimes, verify
 from mytx.exporter.contract import Axis, Contract, TensorSpec
 from mytx.exporter.graphs import Graph, GraphModule
-from mytx.exporter.onnx_writer import write_model
+from mytx.exporter.onnx_stream import write_model
 from mytx.exporter.runtimes import OnnxRuntime
 
 Exports = Callable[[str], Exported]
