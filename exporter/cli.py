@@ -6,10 +6,12 @@ import contextlib
 import errno
 import io
 import json
+import math
 import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 # Exit codes. Click's own errors and tracebacks would be 1, which here means one thing only.
 PASSED, PARITY_FAILED, BAD_INPUT, BUG, INTERRUPTED = 0, 1, 2, 3, 130
+IMPATIENCE = 2.0  # seconds within which a second Ctrl-C is the first one again
 
 SETTINGS = {
     "help_option_names": ["-h", "--help"],
@@ -38,36 +41,63 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path need not be text: show it somehow, rather than fail
         sys.stdout.reconfigure(errors="backslashreplace")
-    sys.exit(_run(arguments))
+    interrupt = _Interrupt()
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, interrupt)
+    sys.exit(_run(arguments, interrupt))
 
 
-def _run(arguments: list[str] | None) -> int:
+class _Interrupt:
+    """What Ctrl-C does: once. Pressed again at once, it must not break off the cleaning up."""
+
+    def __init__(self) -> None:
+        self.last = -math.inf
+
+    def __call__(self, number: int, frame: object) -> None:
+        now = time.monotonic()
+        if now - self.last > IMPATIENCE:
+            self.last = now
+            raise KeyboardInterrupt
+
+    @property
+    def pressed(self) -> bool:
+        return self.last > 0
+
+
+def _run(arguments: list[str] | None, interrupt: _Interrupt) -> int:
     """Run the command and turn what is raised into messages; returns the exit code."""
-    from ..models.errors import MytxError
-
     try:
         code = None
         with _printing():
             code = cli(arguments, prog_name="mytx-export", standalone_mode=False)
         return code if isinstance(code, int) else PASSED
-    except click.exceptions.NoArgsIsHelpError as error:
+    except (Exception, KeyboardInterrupt) as error:
+        # Python itself wraps an interrupt in another error where it comes in the middle of an import.
+        if interrupt.pressed or isinstance(error, (click.Abort, KeyboardInterrupt)):
+            with contextlib.suppress(ValueError):  # not in the main thread
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again: no traceback on the way out
+            complain("interrupted; no unfinished bundle is left behind")
+            return INTERRUPTED
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    """Say what went wrong and what to do next; returns the exit code."""
+    from ..models.errors import MytxError
+
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
-    except click.ClickException as error:
+    elif isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         complain(error.format_message(), f"see {context.command_path if context else 'mytx-export'} --help")
-    except MytxError as error:
+    elif isinstance(error, MytxError):
         complain(error.message, error.hint)
-    except (click.Abort, KeyboardInterrupt):
-        with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed twice: no traceback on the way out
-        complain("interrupted; no unfinished bundle is left behind")
-        return INTERRUPTED
-    except OSError as error:
+    elif isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         hint = "free some space, or choose another --output" if full else "check the path, and what may be done there"
         complain(f"{error.strerror or error}{where}", hint)
-    except Exception as error:
+    else:
         complain(f"a bug in mytx: {type(error).__name__}: {error}", f"please report it{_write_log()}")
         return BUG
     return BAD_INPUT

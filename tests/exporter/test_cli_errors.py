@@ -610,3 +610,19 @@ def test_ctrl_c_in_the_real_command(pause: float | None, bare: Path, place: Path
     assert out == ""
     assert "Traceback" not in err
     assert err.strip() == "error: interrupted; no unfinished bundle is left behind"
+
+
+def test_an_interrupt_that_python_wrapped_in_another_error_is_still_an_interrupt(
+    bare: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Error calling __set_name__") from error
+
+    monkeypatch.setattr("mytx.exporter.onnx_format.to_onnx", interrupted)
+    result = run_here(capfd, "onnx", bare, "--nhead", 2, "-o", place / "bundle")
+    assert result.code == 130
+    assert result.err.strip() == "error: interrupted; no unfinished bundle is left behind"
+    assert not list(place.iterdir())
