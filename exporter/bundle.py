@@ -59,6 +59,9 @@ class Staging:
                     f"{self.target} is the folder that you are in, and a bundle is moved to its place as a whole",
                     "run from outside of it, or choose another --output",
                 )
+        inside = next((parent for parent in self.target.parents if is_bundle(parent)), None)
+        if inside:
+            raise BundleError(f"{inside} is a bundle, and must hold nothing else", "choose another --output")
         recover(self.target)
         _check_target(self.target, force)
         if os.path.lexists(self.failed) and (self.failed.is_symlink() or not is_bundle(self.failed)):

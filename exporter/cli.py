@@ -95,7 +95,7 @@ def _explain(error: Exception) -> int:
     elif isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        hint = "free some space, or choose another --output" if full else "check the path, and what may be done there"
+        hint = "free some space, or write elsewhere" if full else "check the path, and what may be done there"
         complain(f"{error.strerror or error}{where}", hint)
     else:
         complain(f"a bug in mytx: {type(error).__name__}: {error}", f"please report it{_write_log()}")
@@ -328,7 +328,7 @@ def inspect(path: Path, keys: tuple[str, ...], as_json: bool) -> None:
 def run(bundle: Path, texts: tuple[str, ...], max_length: int | None, pad_to: int | None, as_json: bool) -> None:
     """Decode each TEXT greedily with the graphs in BUNDLE. Needs no PyTorch.
 
-    Without TEXT, lines are read from standard input. One line comes out for each text.
+    Without TEXT, lines are read from standard input, in UTF-8. One line comes out for each text.
 
     \b
     Examples:
@@ -338,6 +338,21 @@ def run(bundle: Path, texts: tuple[str, ...], max_length: int | None, pad_to: in
     from .opened import open_bundle
 
     opened = open_bundle(bundle)
-    for text in texts or (line.rstrip("\n") for line in sys.stdin):
-        output = opened.translate(text, max_length, pad_to)
+    for text in texts or _lines():
+        # A blank line among others stays one: the output has a line for each of the input's.
+        output = opened.translate(text, max_length, pad_to) if texts or text.strip() else ""
         click.echo(json.dumps({"text": text, "output": output}, ensure_ascii=False) if as_json else output)
+
+
+def _lines() -> Iterator[str]:
+    """The lines of standard input, which is UTF-8 whatever the locale says, without their ends."""
+    from ..models.errors import MytxError
+
+    if sys.stdin is None:
+        raise MytxError("no text was given, and standard input is closed", "give a TEXT, or lines on standard input")
+    for number, line in enumerate(getattr(sys.stdin, "buffer", sys.stdin), start=1):
+        try:
+            text = line if isinstance(line, str) else line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise MytxError(f"line {number} of standard input is not UTF-8", "convert the text to UTF-8") from error
+        yield text.rstrip("\r\n")

@@ -82,13 +82,18 @@ def graphs_of(model: Model, masks: str | None = None) -> dict[str, Graph]:
     Raises:
         OptionError: for masks that do not exist, or on a model that has none.
     """
-    if isinstance(model, MyTransformer):
-        return _bare_graphs(model, parse_masks(DEFAULT_MASKS if masks is None else masks))
-    if masks is not None:
+    if not isinstance(model, MyTransformer) and masks is not None:
         raise OptionError("--masks is for a bare MyTransformer: a model on ids builds its masks inside", "leave it out")
     if isinstance(model, ClassificationModel):
         return _classification_graphs(model)
-    return _sequence_graphs(model)
+    if isinstance(model, MyTransformer):
+        graphs = _bare_graphs(model, parse_masks(DEFAULT_MASKS if masks is None else masks))
+        layers = model.config.num_decoder_layers
+    else:
+        graphs = _sequence_graphs(model)
+        layers = model.config.transformer.num_decoder_layers
+    # Without decoder layers nothing reads the memory: the encoder is all that there is to export.
+    return graphs if layers else {"encoder": graphs["encoder"]}
 
 
 # --- models on ids ---------------------------------------------------------------------------------------------------

@@ -87,7 +87,8 @@ def _inspect_checkpoint(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
         }
     found = describe_checkpoint(path, keys)
     heads = found.likely_heads
-    given = "".join(f" --key {shlex.quote(key)}" for key in keys)
+    ignored = [f"ignore={name}" for name in found.unknown_tensors]
+    given = "".join(f" --key {shlex.quote(key)}" for key in [*keys, *ignored])
     sections = {
         "Read from the shapes": [f"{name}: {value}" for name, value in found.sizes.items() if value is not None],
         "Not in a checkpoint": [

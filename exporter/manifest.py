@@ -115,6 +115,8 @@ def read_manifest(folder: Path) -> Manifest:
     """
     if not folder.exists():
         raise BundleError(f"{folder} does not exist", "mytx-export onnx makes a bundle")
+    if folder.is_file() and (folder.parent / MANIFEST).is_file():
+        raise BundleError(f"{folder} is a file of a bundle", f"give the folder: {folder.parent}")
     path = folder / MANIFEST
     if not path.is_file():
         raise BundleError(f"{folder} is not a bundle: it has no {MANIFEST}", "mytx-export onnx makes a bundle")
@@ -124,7 +126,7 @@ def read_manifest(folder: Path) -> Manifest:
         if isinstance(found, int) and found > FORMAT:
             raise BundleError(f"{folder} has format {found}, this mytx knows up to {FORMAT}", "use a newer mytx")
         return Manifest.from_dict(values)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path} is damaged: {type(error).__name__}: {error}", REBUILD) from error
 
 

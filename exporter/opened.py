@@ -10,6 +10,7 @@ import numpy as np
 
 from ..models.vocab import Vocabulary
 from .bundle import recover
+from .contract import GRAPHS
 from .errors import BundleError, OptionError
 from .manifest import GraphEntry, Manifest, check_files, read_manifest
 from .runtimes import OnnxRuntime, RuntimeOptions
@@ -73,7 +74,8 @@ class Bundle:
         """
         if name not in self.manifest.graphs:
             have = ", ".join(self.manifest.graphs)
-            raise BundleError(f"{self.folder} has no {name} graph, only {have}", f"export it with --component {name}")
+            hint = f"export it with --component {name}" if name in GRAPHS else f"choose from {have}"
+            raise BundleError(f"{self.folder} has no {name} graph, only {have}", hint)
         return self.manifest.graphs[name]
 
     @cached_property
@@ -99,11 +101,9 @@ class Bundle:
             OptionError: for an empty source, ids or lengths that the model does not have.
             BundleError: where the bundle lacks the encoder or the decoder, or its graphs do not take ids.
         """
+        self._check_decodes()
+        source = [int(token) for token in source]
         encoder, decoder = self.entry("encoder").contract, self.entry("decoder").contract
-        if not {"bos", "eos"} <= set(decoder.ids):
-            raise BundleError(
-                f"{self.folder} takes vectors, not ids: there is nothing to decode", "embed the ids first"
-            )
         _check_source(source, encoder.input("src").limit, encoder.axes["source"].maximum)
         longest = decoder.axes["target"].maximum
         if max_length < 1 or (longest is not None and max_length > longest):
@@ -128,6 +128,13 @@ class Bundle:
             target.append(best)
         return target[1:]
 
+    def _check_decodes(self) -> None:
+        kind = self.manifest.model["kind"]
+        if kind not in ("translation", "couplet"):
+            raise BundleError(
+                f"{self.folder} holds a {kind} model, which turns no text into text", "run its graphs: see inspect"
+            )
+
     def translate(self, text: str, max_length: int | None = None, pad_to: int | None = None) -> str:
         """Text to text, by :meth:`greedy`.
 
@@ -140,6 +147,7 @@ class Bundle:
         Raises:
             MytxError: as :meth:`greedy`, and for characters that the vocabulary does not have.
         """
+        self._check_decodes()
         if max_length is None:
             longest = self.entry("decoder").contract.axes["target"].maximum
             max_length = DEFAULT_LENGTH if longest is None else min(DEFAULT_LENGTH, longest)

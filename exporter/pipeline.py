@@ -101,6 +101,8 @@ def export_onnx(
         BundleError: where the bundle cannot be written.
     """
     onnx_format.check_opset(opset)
+    check_model(model)
+    components = (components,) if isinstance(components, str) else components
     available = graphs_of(model, masks)
     chosen = choose(available, components)
     config = config_of(model)
@@ -124,6 +126,21 @@ def export_onnx(
         digest = _describe(model, graphs, staging.path, report, assumed)
         bundle = staging.reject() if passed is False else staging.commit()
     return ExportResult(passed, bundle, report, assumed, digest, seconds)
+
+
+def check_model(model: object) -> None:
+    """Check that ``model`` is one of ours, in float32.
+
+    Raises:
+        OptionError: where it is not.
+    """
+    if not isinstance(model, Model):
+        raise OptionError(
+            f"a {type(model).__name__} is none of the models that are known", "save its state dict, load_checkpoint it"
+        )
+    dtypes = {str(parameter.dtype) for parameter in model.parameters()} - {"torch.float32"}
+    if dtypes:
+        raise OptionError(f"the model has weights in {', '.join(sorted(dtypes))}", "call model.float() first")
 
 
 def choose(available: dict[str, Graph], components: Sequence[str]) -> tuple[str, ...]:

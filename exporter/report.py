@@ -12,7 +12,7 @@ class Finding:
     """Something that is wrong.
 
     Attributes:
-        check: ``weights``, ``interface``, ``rounding`` or ``runtime``.
+        check: ``weights``, ``interface``, ``rounding``, ``not judged`` or ``runtime``.
         message: what and where, in one line.
     """
 
@@ -45,6 +45,11 @@ class GraphReport:
     worst_case: str
     passed: bool
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def doubted(self) -> bool:
+        """Whether it did not pass only because PyTorch's own float32 is too far off to judge by."""
+        return not self.passed and {finding.check for finding in self.findings} == {"not judged"}
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values for JSON, which has no infinity: a number that is not finite becomes None."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .compare import FACTOR, FAIL, PASS, Comparison, Expected, compare_case
+from .compare import FACTOR, FAIL, NOT_JUDGED, PASS, Comparison, Expected, compare_case
 from .contract import Contract, TensorSpec
 from .memory import release_memory
 from .plan import Array, Case
@@ -111,7 +111,7 @@ def judge(
                 where = f" at {list(comparison.worst_index)}" if comparison.worst_index else ""
                 verdict = "" if comparison.verdict == FAIL else f"{comparison.verdict}: "
                 text = f"case {case.name} ({case.words}), {comparison.output}{where}: {verdict}{comparison.reason}"
-                found.append(Finding("rounding", text))
+                found.append(Finding("rounding" if comparison.verdict == FAIL else NOT_JUDGED, text))
             if not comparison.ratio <= worst_ratio:
                 worst_ratio, worst_case = comparison.ratio, case.words
             if not comparison.max_abs_error <= largest:

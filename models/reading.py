@@ -33,6 +33,8 @@ def read_file(path: Path) -> Any:
     """
     if not path.exists():
         raise CheckpointError(f"{path}: no such file", "check the path to the checkpoint")
+    if not path.is_file():  # a pipe would be waited for
+        raise CheckpointError(f"{path} is not a regular file", "check the path to the checkpoint")
     try:
         with path.open("rb") as file:
             start = file.read(32)

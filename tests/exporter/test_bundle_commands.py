@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,12 @@ import torch
 from onnx import numpy_helper
 
 from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
-from mytx.exporter import OptionError, cli, open_bundle, verify_bundle
+from mytx.exporter import OptionError, cli, export_onnx, open_bundle, verify_bundle
+from mytx.exporter.graphs import graphs_of
 from mytx.exporter.manifest import describe_files
 from mytx.exporter.stored import read_stored
 from mytx.models import MytxError, save_model
+from mytx.transformer import MyTransformer
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:
@@ -326,3 +329,67 @@ def test_shell_completion_knows_the_commands():
     command = Path(sys.executable).with_name("mytx-export")
     result = subprocess.run([command], env=environment, capture_output=True, text=True, check=False)
     assert "verify" in result.stdout
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+def test_lines_may_end_as_they_do_on_any_system(end, monkeypatch, capsys):
+    data = f"\ufeffabc{end}".encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
+    code, out, _ = run(capsys, "run", tiny_bundle(), "--json", "--max-length", 5)
+    assert code == 0
+    assert json.loads(out) == {"text": "abc", "output": open_bundle(tiny_bundle()).translate("abc", 5)}
+
+
+def test_a_blank_line_stays_a_blank_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\n\nhg\n")))
+    code, out, _ = run(capsys, "run", tiny_bundle(), "--max-length", 5)
+    assert code == 0
+    assert out.split("\n")[1] == ""
+    assert len(out.splitlines()) == 3
+
+
+def test_a_line_that_is_not_utf8_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\na\xff\n")))
+    code, out, err = run(capsys, "run", tiny_bundle(), "--max-length", 5)
+    assert_told(code, err)
+    assert "line 2" in err
+    assert len(out.splitlines()) == 1
+
+
+def test_closed_standard_input_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, err = run(capsys, "run", tiny_bundle())
+    assert_told(code, err)
+
+
+def test_a_bundle_is_not_made_inside_another(capsys, tmp_path):
+    bundle = copy_of_bundle(tmp_path)
+    code, _, err = run(capsys, "onnx", "-o", bundle / "sub")
+    assert_told(code, err)
+    assert "is a bundle" in err
+    assert verify_bundle(bundle).passed
+
+
+def test_a_file_of_a_bundle_is_not_the_bundle(capsys):
+    code, _, err = run(capsys, "verify", tiny_bundle() / "encoder.onnx")
+    assert_told(code, err)
+    assert str(tiny_bundle()) in err
+
+
+def test_a_pipe_is_not_waited_for(capsys, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    code, _, err = run(capsys, "inspect", tmp_path / "pipe")
+    assert_told(code, err)
+
+
+@pytest.mark.parametrize("model", [torch.nn.Linear(2, 2), tiny_model().double(), tiny_model().half()])
+def test_the_library_refuses_what_it_cannot_export(model, tmp_path):
+    with pytest.raises(OptionError) as caught:
+        export_onnx(model, tmp_path / "bundle")
+    assert caught.value.hint
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_decoder_layers_has_an_encoder_to_export():
+    assert list(graphs_of(MyTransformer(16, 2, 1, 0, 24))) == ["encoder"]
+    assert list(graphs_of(MyTransformer(16, 2, 1, 1, 24))) == ["encoder", "decoder", "full"]

@@ -68,7 +68,8 @@ def test_cases_that_were_not_judged_do_not_pass(count: int) -> None:
     unclear = replace(GOOD, verdict=NOT_JUDGED, reason="too much noise")
     report = judged(*[unclear] * count, *[GOOD] * (3 - count))
     assert not report.passed
-    assert [finding.check for finding in report.findings] == ["rounding"] * count
+    assert [finding.check for finding in report.findings] == ["not judged"] * count
+    assert report.doubted
     assert report.findings[0].message == "case 00 (source 1), y at [0, 1]: not judged: too much noise"
 
 
@@ -78,6 +79,7 @@ def test_one_failure_anywhere_fails_and_all_failures_are_shown(position: int) ->
     comparisons = [GOOD] * 3
     comparisons[position] = Comparison("y", 0.5, 1e-7, 99.0, FAIL, (0, 3), "off", 8)
     report = judged(*comparisons)
+    assert not report.doubted
     assert not report.passed
     assert report.findings == (Finding("rounding", f"case 0{position} (source {position + 1}), y at [0, 3]: off"),)
     assert (report.worst_ratio, report.max_abs_error, report.worst_case) == (99.0, 0.5, f"source {position + 1}")
