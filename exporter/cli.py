@@ -22,6 +22,7 @@ import click
 from .options import checkpoint_options, json_option, key_option, quiet_option, verbose_option
 
 if TYPE_CHECKING:
+    from .check import BundleCheck
     from .pipeline import ExportResult
 
 # Exit codes. Click's own errors and tracebacks would be 1, which here means one thing only.
@@ -203,11 +204,7 @@ def onnx(
 
             checkpoint = demo_folder()
         result = _export(checkpoint, output, components, opset, masks, no_verify, force, verbose, reading, progress)
-    with _printing():
-        if as_json:
-            click.echo(json.dumps(result.to_dict(), allow_nan=False))
-        if not quiet:
-            print_result(result, to_stderr=as_json)
+    _print(result, print_result, as_json, quiet)
     return PARITY_FAILED if result.passed is False else PASSED
 
 
@@ -252,6 +249,15 @@ def _export(
     )
 
 
+def _print(result: ExportResult | BundleCheck, for_people: Callable[..., None], as_json: bool, quiet: bool) -> None:
+    """The result as one JSON object, for people, or both: then what people read is on stderr."""
+    with _printing():
+        if as_json:
+            click.echo(json.dumps(result.to_dict(), allow_nan=False))
+        if not quiet:
+            for_people(result, to_stderr=as_json)
+
+
 @contextlib.contextmanager
 def _causes(*, shown: bool) -> Iterator[None]:
     """Print what an error comes from: the whole story that the hint of a failed export promises."""
@@ -283,11 +289,7 @@ def verify(bundle: Path, as_json: bool, verbose: bool, quiet: bool) -> int:
 
     with Progress(shown=not (quiet or verbose)) as progress:
         result = verify_bundle(bundle, verbose=verbose, progress=progress)
-    with _printing():
-        if as_json:
-            click.echo(json.dumps(result.to_dict(), allow_nan=False))
-        if not quiet:
-            print_check(result, to_stderr=as_json)
+    _print(result, print_check, as_json, quiet)
     return PASSED if result.passed else PARITY_FAILED
 
 

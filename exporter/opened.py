@@ -90,12 +90,12 @@ class Bundle:
             raise BundleError(f"{self.folder} has no vocab.json, so it cannot take text", "export it with --vocab FILE")
         return Vocabulary.read(path)
 
-    def greedy(self, source: Sequence[int], max_length: int = DEFAULT_LENGTH) -> list[int]:
+    def greedy(self, source: Sequence[int], max_length: int | None = None) -> list[int]:
         """The target ids for one sentence, the most likely one at each step, without the start and end ids.
 
         Args:
             source: ids.
-            max_length: of the target.
+            max_length: of the target; None is 256 or what the model has, if that is less.
 
         Raises:
             OptionError: for an empty source, ids or lengths that the model does not have.
@@ -106,6 +106,8 @@ class Bundle:
         encoder, decoder = self.entry("encoder").contract, self.entry("decoder").contract
         _check_source(source, encoder.input("src").limit, encoder.axes["source"].maximum)
         longest = decoder.axes["target"].maximum
+        if max_length is None:
+            max_length = DEFAULT_LENGTH if longest is None else min(DEFAULT_LENGTH, longest)
         if max_length < 1 or (longest is not None and max_length > longest):
             raise OptionError(f"max_length is {max_length}, the model has {longest} positions", "choose one in between")
         src = np.array([source], dtype=np.int64)
@@ -140,7 +142,7 @@ class Bundle:
 
         Args:
             text: a sentence.
-            max_length: of the target, in tokens; None is 256 or what the model has, if that is less.
+            max_length: as for :meth:`greedy`.
             pad_to: fill the source with padding, not masked, to this many tokens. Some models were trained so, and
                 give nonsense without.
 
@@ -148,9 +150,6 @@ class Bundle:
             MytxError: as :meth:`greedy`, and for characters that the vocabulary does not have.
         """
         self._check_decodes()
-        if max_length is None:
-            longest = self.entry("decoder").contract.axes["target"].maximum
-            max_length = DEFAULT_LENGTH if longest is None else min(DEFAULT_LENGTH, longest)
         source = self.vocabulary.encode_source(text)
         if source and pad_to is not None:
             if pad_to < len(source):

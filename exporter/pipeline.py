@@ -107,7 +107,7 @@ def export_onnx(
     chosen = choose(available, components)
     config = config_of(model)
     seconds: dict[str, float] = {}
-    with Staging(Path(folder), force=force) as staging, _evaluating(model), _quiet(verbose):
+    with Staging(Path(folder), force=force) as staging, _evaluating(model), quiet(verbose):
         with _timed(seconds, "export"):
             exported = _export(available, chosen, opset, progress)
             for name in chosen:
@@ -249,7 +249,7 @@ def _evaluating(model: Model) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet(verbose: bool) -> Iterator[None]:
+def quiet(verbose: bool = False) -> Iterator[None]:
     """Keep the warnings and log lines of the libraries from the user, unless they asked for them."""
     if verbose:
         yield

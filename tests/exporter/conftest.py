@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from cli_support import Result, run_here, save_folder, save_pt, use_exports
 from exported_models import KINDS, Exported, build
 
 
@@ -37,3 +39,33 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exporte
 def translation(exports: Callable[[str], Exported]) -> Exported:
     """The translation model with its files."""
     return exports("translation")
+
+
+@pytest.fixture(scope="session")
+def couplet(exports: Callable[[str], Exported]) -> Exported:
+    """The couplet model with its files."""
+    return exports("couplet")
+
+
+@pytest.fixture(scope="module")
+def folder(couplet: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model on ids as ``save_model`` writes it."""
+    return save_folder(couplet, tmp_path_factory.mktemp("couplet") / "saved")
+
+
+@pytest.fixture(scope="module")
+def bare(exports: Callable[[str], Exported], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bare transformer of two heads as ``torch.save`` writes it."""
+    return save_pt(exports("bare"), tmp_path_factory.mktemp("bare") / "model.pt")
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """The command in this process."""
+    return lambda *arguments: run_here(capfd, *arguments)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, couplet: Exported) -> None:
+    """The export itself was done before."""
+    use_exports(monkeypatch, couplet)

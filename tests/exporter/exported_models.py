@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +13,7 @@ from mytx.exporter import onnx_format
 from mytx.exporter.compare import Expected
 from mytx.exporter.contract import Contract
 from mytx.exporter.graphs import graphs_of
+from mytx.exporter.pipeline import quiet
 from mytx.exporter.plan import Case, make_plan
 from mytx.exporter.reference import compute_references
 from mytx.exporter.report import GraphReport
@@ -73,19 +71,6 @@ def shaken(model: Model) -> Model:
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return model.eval()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the exporter's own warnings and log lines."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 class Exported:

@@ -393,3 +393,9 @@ def test_the_library_refuses_what_it_cannot_export(model, tmp_path):
 def test_a_model_without_decoder_layers_has_an_encoder_to_export():
     assert list(graphs_of(MyTransformer(16, 2, 1, 0, 24))) == ["encoder"]
     assert list(graphs_of(MyTransformer(16, 2, 1, 1, 24))) == ["encoder", "decoder", "full"]
+
+
+def test_without_a_length_decoding_goes_as_far_as_the_positions():
+    bundle = open_bundle(tiny_bundle())
+    assert bundle.greedy([11, 10]) == bundle.greedy([11, 10], max_length=40)
+    assert bundle.translate("hg") == bundle.vocabulary.decode_target(bundle.greedy([11, 10]))

@@ -31,7 +31,6 @@ from cli_support import (
     run_process,
     save_folder,
     save_pt,
-    use_exports,
 )
 from exported_models import Exported
 
@@ -42,34 +41,8 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
-def couplet(exports: Callable[[str], Exported]) -> Exported:
-    return exports("couplet")
-
-
-@pytest.fixture(scope="module")
-def folder(couplet: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_folder(couplet, tmp_path_factory.mktemp("couplet") / "saved")
-
-
-@pytest.fixture(scope="module")
 def checkpoint(couplet: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_pt(couplet, tmp_path_factory.mktemp("couplet") / "model.pt")
-
-
-@pytest.fixture(scope="module")
-def bare(exports: Callable[[str], Exported], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_pt(exports("bare"), tmp_path_factory.mktemp("bare") / "model.pt")
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    return lambda *arguments: run_here(capfd, *arguments)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, couplet: Exported) -> None:
-    """The export itself was done before."""
-    use_exports(monkeypatch, couplet)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from cli_support import COMMAND, GRAPHS, Result, names, run_here, run_process, save_folder, save_pt, use_exports
+from cli_support import COMMAND, GRAPHS, Result, names, run_process, save_folder, save_pt, use_exports
 from exported_models import Exported
 
 from mytx.exporter import onnx_format
@@ -19,34 +19,6 @@ from mytx.exporter.cli import cli
 
 Run = Callable[..., Result]
 ROW_KEYS = {"graph", "format", "runtime", "cases", "compared", "max_abs_error", "worst_ratio", "passed"}
-
-
-@pytest.fixture(scope="module")
-def couplet(exports: Callable[[str], Exported]) -> Exported:
-    return exports("couplet")
-
-
-@pytest.fixture(scope="module")
-def folder(couplet: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model on ids as ``save_model`` writes it."""
-    return save_folder(couplet, tmp_path_factory.mktemp("couplet") / "saved")
-
-
-@pytest.fixture(scope="module")
-def bare(exports: Callable[[str], Exported], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bare transformer of two heads as ``torch.save`` writes it."""
-    return save_pt(exports("bare"), tmp_path_factory.mktemp("bare") / "model.pt")
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    return lambda *arguments: run_here(capfd, *arguments)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, couplet: Exported) -> None:
-    """The export itself was done before."""
-    use_exports(monkeypatch, couplet)
 
 
 # --- the real command ------------------------------------------------------------------------------------------------

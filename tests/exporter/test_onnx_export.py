@@ -14,7 +14,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from exported_models import KINDS, Exported, quiet, shaken
+from exported_models import KINDS, Exported, shaken
 from exported_models import translation as translation_model
 from onnx import numpy_helper
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from mytx.exporter import ExportError, OptionError, export_onnx, onnx_format, ru
 from mytx.exporter.contract import Axis, Contract, TensorSpec
 from mytx.exporter.graphs import Graph, GraphModule
 from mytx.exporter.onnx_stream import write_model
+from mytx.exporter.pipeline import quiet
 from mytx.exporter.runtimes import OnnxRuntime
 
 Exports = Callable[[str], Exported]
