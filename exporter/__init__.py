@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .opened import Bundle as Bundle
     from .opened import open_bundle as open_bundle
     from .pipeline import ExportResult as ExportResult
-    from .pipeline import export_onnx as export_onnx
+    from .pipeline import export_bundle as export_bundle
     from .report import ParityReport as ParityReport
 
 _HOME = {
@@ -27,7 +27,7 @@ _HOME = {
     "MytxError": "errors",
     "OptionError": "errors",
     "ParityReport": "report",
-    "export_onnx": "pipeline",
+    "export_bundle": "pipeline",
     "open_bundle": "opened",
     "verify_bundle": "check",
 }

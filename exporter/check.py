@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import BundleError
+from .errors import BundleError, OptionError
+from .formats import FORMATS, Format
+from .identities import whole_plan
 from .manifest import MANIFEST, sha256
-from .opened import open_bundle
-from .report import ParityReport
+from .opened import Bundle, open_bundle
+from .own_cases import read_cases
+from .report import GraphReport, ParityReport
 from .stored import STORED, read_stored
-from .verify import verify_onnx
+from .verify import runs_of, verify_file
 
 
 @dataclass(frozen=True)
@@ -49,29 +52,120 @@ class BundleCheck:
 
 
 def verify_bundle(
-    path: str | Path, *, verbose: bool = False, progress: Callable[[str], None] = lambda _: None
+    path: str | Path,
+    *,
+    formats: Sequence[str] = (),
+    level: str | None = None,
+    own: Sequence[Path] = (),
+    verbose: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> BundleCheck:
-    """Check every file of the bundle at ``path``, then run its stored reference cases, in onnxruntime alone.
+    """Check every file of the bundle at ``path``, then run its stored reference cases; for that no PyTorch is needed.
 
     Args:
         path: the folder.
+        formats: which to open. Empty is all but those whose files can run code when they are opened
+            (``torchscript`` and ``pt2``): name these only where you trust the bundle's source.
+        level: compute a plan's references anew instead, in PyTorch, from the model's weights in the bundle.
+        own: files with cases of your own, for which the same is done.
         verbose: let onnxruntime's own messages through.
         progress: told what is being done.
 
     Raises:
         BundleError: where it is not a bundle, not whole, or has no reference cases.
+        OptionError: for a format, a plan or a case that does not fit.
     """
     start = time.perf_counter()
     progress("Checking the files")
     bundle = open_bundle(path, allow_failed=True)
-    stored = read_stored(bundle.folder / STORED)
-    missing = [name for name in bundle.manifest.graphs if name not in stored]
-    if missing:
-        raise BundleError(f"{bundle.folder / STORED} has no cases for {', '.join(missing)}", "export the bundle again")
-    reports = []
-    for name, entry in bundle.manifest.graphs.items():
-        progress(f"Verifying {entry.file}")
-        cases = stored[name]
-        reports += verify_onnx(bundle.folder / entry.file, entry.contract, cases.plan, cases.expected, verbose=verbose)
+    chosen = _formats(bundle, formats)
+    for known in chosen:
+        for entry in bundle.manifest.of_format(known.name).values():
+            known.load_checker().check(bundle.folder / entry.file)
+    if level is None and not own:
+        report = _verify_stored(bundle, chosen, verbose, progress)
+    else:
+        from .rebuilt import verify_rebuilt  # the one that needs torch
+
+        report = verify_rebuilt(bundle, chosen, level or "standard", own, verbose, progress)
     digest = sha256(bundle.folder / MANIFEST)
-    return BundleCheck(bundle.folder, ParityReport(tuple(reports)), digest, round(time.perf_counter() - start, 3))
+    return BundleCheck(bundle.folder, report, digest, round(time.perf_counter() - start, 3))
+
+
+@dataclass(frozen=True)
+class BundlePlan:
+    """The cases that the graphs of a bundle are tried on.
+
+    Attributes:
+        bundle: the folder.
+        graphs: by name, each case's name, group and words.
+    """
+
+    bundle: Path
+    graphs: dict[str, tuple[dict[str, str], ...]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values for JSON."""
+        return {"bundle": str(self.bundle), "graphs": self.graphs}
+
+
+def plan_of_bundle(path: str | Path, *, level: str | None = None, own: Sequence[Path] = ()) -> BundlePlan:
+    """The plan of the bundle at ``path``: its stored cases, or those of a ``level`` with a user's ``own``.
+
+    Raises:
+        BundleError: where it is not a bundle, or has no reference cases.
+        OptionError: for a case that does not fit.
+    """
+    bundle = open_bundle(path, allow_failed=True)
+    contracts = {entry.contract.graph: entry.contract for entry in bundle.manifest.graphs.values()}
+    contracts |= {name: entry.contract for name, entry in bundle.manifest.of_format("onnx").items()}
+    if level is None and not own:
+        cases = {name: stored.plan for name, stored in read_stored(bundle.folder / STORED).items()}
+    else:
+        mine = read_cases(own, list(contracts.values()))
+        cases = {
+            name: tuple(whole_plan(contract, level or "standard", mine.get(name, ())))
+            for name, contract in contracts.items()
+        }
+    return BundlePlan(
+        bundle.folder,
+        {
+            name: tuple({"name": case.name, "group": case.group, "words": case.words} for case in plan)
+            for name, plan in cases.items()
+        },
+    )
+
+
+def _formats(bundle: Bundle, asked: Sequence[str]) -> list[Format]:
+    present = sorted({entry.format for entry in bundle.manifest.graphs.values()})
+    for name in asked:
+        if name not in present:
+            raise OptionError(f"{bundle.folder} has no {name} files", f"choose from {', '.join(present)}")
+    chosen = [FORMATS[name] for name in asked or present if asked or not FORMATS[name].runs_code]
+    if not chosen:
+        raise OptionError(
+            f"{bundle.folder} has only {' and '.join(present)} files, and to open these can run code",
+            f"where you trust their source, add --format {present[0]}",
+        )
+    return chosen
+
+
+def _verify_stored(
+    bundle: Bundle, formats: Sequence[Format], verbose: bool, progress: Callable[[str], None]
+) -> ParityReport:
+    stored = read_stored(bundle.folder / STORED)
+    reports: list[GraphReport] = []
+    for known in formats:
+        entries = bundle.manifest.of_format(known.name)
+        missing = [name for name in entries if name not in stored]
+        if missing:
+            raise BundleError(
+                f"{bundle.folder / STORED} has no cases for {', '.join(missing)}", "export the bundle again"
+            )
+        for name, entry in entries.items():
+            progress(f"Verifying {entry.file}")
+            runs = runs_of(known, name, entry.contract, entries, bundle.folder, verbose)
+            cases = stored[name]
+            path = bundle.folder / entry.file
+            reports += verify_file(path, entry.contract, cases.plan, cases.expected, runs, format_name=known.name)
+    return ParityReport(tuple(reports))

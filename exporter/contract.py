@@ -5,7 +5,7 @@ No torch here: whoever runs a bundle reads contracts too.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 GRAPHS = ("encoder", "decoder", "full")
@@ -55,6 +55,10 @@ class TensorSpec:
         meaning: for people; a mask's polarity in words.
         role: ``values``, ``ids``, ``padding`` or ``attention``: what to fill it with.
         limit: ids are below it.
+        optional: callers may leave it out.
+        hidden_by: the padding masks that hide it: where all of them say padding, what stands there changes nothing.
+        future: what the mask of that name, if it is causal, hides: position i of the output depends on positions 0 to
+            i of this input alone. Empty: it is not hidden; ``inside``: the graph is causal whatever it is given.
     """
 
     name: str
@@ -63,6 +67,9 @@ class TensorSpec:
     meaning: str = ""
     role: str = "values"
     limit: int = 0
+    optional: bool = False
+    hidden_by: tuple[str, ...] = ()
+    future: str = ""
 
     @property
     def labels(self) -> tuple[str | int, ...]:
@@ -105,6 +112,12 @@ class Contract:
         """The input called ``name``."""
         return next(spec for spec in self.inputs if spec.name == name)
 
+    def lifted(self) -> Contract:
+        """The contract of the same graph in float64."""
+        return replace(
+            self, inputs=tuple(_lift(spec) for spec in self.inputs), outputs=tuple(_lift(spec) for spec in self.outputs)
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values for JSON; :meth:`from_dict` is the way back."""
         return asdict(self)
@@ -121,6 +134,10 @@ class Contract:
         )
 
 
+def _lift(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, dtype="float64") if spec.dtype == "float32" else spec
+
+
 def _spec(values: dict[str, Any]) -> TensorSpec:
     axes = tuple(Axis(**axis) if isinstance(axis, dict) else int(axis) for axis in values["axes"])
-    return TensorSpec(**{**values, "axes": axes})
+    return TensorSpec(**{**values, "axes": axes, "hidden_by": tuple(values["hidden_by"])})

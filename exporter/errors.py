@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..models.errors import CheckpointError, MytxError
 
-__all__ = ["BundleError", "CheckpointError", "ExportError", "MytxError", "OptionError"]
+__all__ = ["BundleError", "CheckpointError", "ExportError", "MytxError", "OptionError", "first_line"]
 
 
 class OptionError(MytxError):
@@ -17,3 +17,9 @@ class ExportError(MytxError):
 
 class BundleError(MytxError):
     """A bundle that cannot be written, or read."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what ``error`` says, or its type where it says nothing."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip() if lines else type(error).__name__

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..models import ClassificationModel, CoupletModel, Model, ModelConfig, TranslationModel
 from ..transformer import MyTransformer
 from .contract import ATTENTION_MEANING, PADDING_MEANING, Axis, Contract, TensorSpec
 from .errors import OptionError
+from .graph_modules import Bare, BareDecode, BareEncode, Classify, Decode, Encode, GraphModule, Translate
 
 # Lengths at export: at least 2 and different, or torch.export takes one for another or for a constant.
 BATCH = Axis("batch", traced=2)
@@ -28,22 +30,9 @@ MASK_AXES = {
     "tgt_key_padding_mask": (BATCH, TARGET),
     "memory_key_padding_mask": (BATCH, SOURCE),
 }
+DEFAULT_KINDS = {name: "bool" if name.endswith("key_padding_mask") else "float" for name in MASK_AXES}
 ENCODER_MASKS = ("src_mask", "src_key_padding_mask")
 DECODER_MASKS = ("tgt_mask", "memory_mask", "tgt_key_padding_mask", "memory_key_padding_mask")
-
-
-class GraphModule(nn.Module):
-    """A model behind a function of positional tensors, which is what exporters take."""
-
-    def __init__(self, model: nn.Module, call: Callable[..., Tensor], names: Iterable[str]) -> None:
-        super().__init__()
-        self.model = model
-        self.call = call
-        self.names = tuple(names)
-
-    def forward(self, *tensors: Tensor) -> Tensor:
-        """The tensors in the contract's order -> its output."""
-        return self.call(self.model, **dict(zip(self.names, tensors, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -52,18 +41,29 @@ class Graph:
 
     Attributes:
         contract: what it takes and gives.
-        module: computes it, eagerly.
+        module: computes it, eagerly; takes the inputs by name.
         scopes: the parts of the model whose parameters and buffers it holds, by prefix of their state-dict names.
+        more: masks that the module takes as well, for formats in which an input can be left out.
     """
 
     contract: Contract
     module: GraphModule
     scopes: tuple[str, ...]
+    more: tuple[TensorSpec, ...] = ()
 
     @property
     def name(self) -> str:
         """The graph's name."""
         return self.contract.graph
+
+    @property
+    def flexible(self) -> Contract:
+        """The contract where every mask can be left out, in the order of the module's arguments."""
+        specs = {spec.name: spec for spec in [*self.contract.inputs, *self.more]}
+        names = [name for name in inspect.signature(self.module.forward).parameters if name in specs]
+        masks = ("padding", "attention")
+        inputs = tuple(replace(specs[name], optional=specs[name].role in masks) for name in names)
+        return replace(self.contract, inputs=inputs)
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters and buffers that the graph holds, by state-dict name."""
@@ -99,20 +99,6 @@ def graphs_of(model: Model, masks: str | None = None) -> dict[str, Graph]:
 # --- models on ids ---------------------------------------------------------------------------------------------------
 
 
-def _encode(model: Any, src: Tensor, src_key_padding_mask: Tensor) -> Tensor:
-    return model.encode(src, src_key_padding_mask)
-
-
-def _decode(
-    model: Any, tgt: Tensor, memory: Tensor, tgt_key_padding_mask: Tensor, memory_key_padding_mask: Tensor
-) -> Tensor:
-    return model.decode(tgt, memory, tgt_key_padding_mask, memory_key_padding_mask)
-
-
-def _forward(model: Any, **inputs: Tensor) -> Tensor:
-    return model(**inputs)
-
-
 def _token_axes(config: ModelConfig) -> tuple[Axis, Axis]:
     """Source and target, bounded by the positions."""
     for axis in (SOURCE, TARGET):
@@ -124,8 +110,8 @@ def _token_axes(config: ModelConfig) -> tuple[Axis, Axis]:
     )
 
 
-def _ids(name: str, axis: Axis, limit: int) -> TensorSpec:
-    return TensorSpec(name, "int64", (BATCH, axis), f"ids, 0 to {limit - 1}", "ids", limit)
+def _ids(name: str, axis: Axis, limit: int, **hidden: Any) -> TensorSpec:
+    return TensorSpec(name, "int64", (BATCH, axis), f"ids, 0 to {limit - 1}", "ids", limit, **hidden)
 
 
 def _padding(name: str, axes: tuple[Axis | int, ...], dtype: str = "bool") -> TensorSpec:
@@ -136,12 +122,13 @@ def _sequence_graphs(model: TranslationModel | CoupletModel) -> dict[str, Graph]
     config = model.config
     source, target = _token_axes(config)
     width, vocabulary = config.transformer.d_model, config.tgt_vocab_size
-    src = _ids("src", source, config.src_vocab_size)
-    tgt = _ids("tgt", target, vocabulary)
+    src = _ids("src", source, config.src_vocab_size, hidden_by=("src_key_padding_mask",))
+    tgt = _ids("tgt", target, vocabulary, hidden_by=("tgt_key_padding_mask",), future="inside")
     src_padding = _padding("src_key_padding_mask", (BATCH, source))
     tgt_padding = _padding("tgt_key_padding_mask", (BATCH, target))
     memory_padding = _padding("memory_key_padding_mask", (BATCH, source))
     memory = TensorSpec("memory", "float32", (BATCH, source, width), "the encoder's output")
+    memory_in = replace(memory, hidden_by=("memory_key_padding_mask",))
     logits = TensorSpec("logits", "float32", (BATCH, target, vocabulary), "scores of the next id, before softmax")
     ids = {"pad": config.pad_id, "bos": config.bos_id, "eos": config.eos_id}
     shared = isinstance(model, CoupletModel)
@@ -149,36 +136,37 @@ def _sequence_graphs(model: TranslationModel | CoupletModel) -> dict[str, Graph]
     target_side = ("token_embedding." if shared else "tgt_token_embedding.", "pos_embedding.")
 
     def graph(
-        name: str, call: Callable[..., Tensor], inputs: tuple[TensorSpec, ...], output: TensorSpec, *scopes: str
+        name: str, module: GraphModule, inputs: tuple[TensorSpec, ...], output: TensorSpec, *scopes: str
     ) -> Graph:
-        contract = Contract(name, inputs, (output,), "batch first", ids)
-        return Graph(contract, GraphModule(model, call, [spec.name for spec in inputs]), scopes)
+        return Graph(Contract(name, inputs, (output,), "batch first", ids), module, scopes)
 
     encoder_scopes = (*source_side, "my_transformer.encoder.")
     decoder_scopes = (*target_side, "my_transformer.decoder.", "classification.")
+    decoder_inputs = (tgt, memory_in, tgt_padding, memory_padding)
+    full_inputs = (src, tgt, src_padding, tgt_padding)
     return {
-        "encoder": graph("encoder", _encode, (src, src_padding), memory, *encoder_scopes),
-        "decoder": graph("decoder", _decode, (tgt, memory, tgt_padding, memory_padding), logits, *decoder_scopes),
-        "full": graph("full", _forward, (src, tgt, src_padding, tgt_padding), logits, *encoder_scopes, *decoder_scopes),
+        "encoder": graph("encoder", Encode(model), (src, src_padding), memory, *encoder_scopes),
+        "decoder": graph("decoder", Decode(model), decoder_inputs, logits, *decoder_scopes),
+        "full": graph("full", Translate(model), full_inputs, logits, *encoder_scopes, *decoder_scopes),
     }
 
 
 def _classification_graphs(model: ClassificationModel) -> dict[str, Graph]:
     config = model.config
     source, _ = _token_axes(config)
-    inputs = (_ids("src", source, config.src_vocab_size), _padding("src_key_padding_mask", (BATCH, source)))
+    src = _ids("src", source, config.src_vocab_size, hidden_by=("src_key_padding_mask",))
+    padding = _padding("src_key_padding_mask", (BATCH, source))
     memory = TensorSpec("memory", "float32", (BATCH, source, config.transformer.d_model), "the encoder's output")
     logits = TensorSpec("logits", "float32", (BATCH, config.num_classification), "scores of the classes")
     scopes = ("src_token_embedding.", "pos_embedding.", "encoder.")
-    names = [spec.name for spec in inputs]
     ids = {"pad": config.pad_id}
+    # Upstream's pooling counts padding in, so there what stands behind it does matter.
+    pooled = src if model.skip_padding else replace(src, hidden_by=())
     return {
-        "encoder": Graph(
-            Contract("encoder", inputs, (memory,), "batch first", ids), GraphModule(model, _encode, names), scopes
-        ),
+        "encoder": Graph(Contract("encoder", (src, padding), (memory,), "batch first", ids), Encode(model), scopes),
         "full": Graph(
-            Contract("full", inputs, (logits,), "batch first", ids),
-            GraphModule(model, _forward, names),
+            Contract("full", (pooled, padding), (logits,), "batch first", ids),
+            Classify(model),
             (*scopes, "classifier."),
         ),
     }
@@ -205,11 +193,21 @@ def parse_masks(text: str) -> dict[str, str]:
             raise OptionError(f"--masks: {name} stands twice", "name each mask once")
         padding = name.endswith("key_padding_mask")
         allowed = ("bool", "float") if padding else ("bool", "float", "3d")
-        kind = kind or ("bool" if padding else "float")
+        kind = kind or DEFAULT_KINDS[name]
         if kind not in allowed:
             raise OptionError(f"--masks: {name} cannot be {kind!r}", f"choose from {', '.join(allowed)}")
         kinds[name] = kind
     return {name: kinds[name] for name in MASK_AXES if name in kinds}
+
+
+def masks_of(contracts: Iterable[Contract]) -> str:
+    """What :func:`graphs_of` must be told to give graphs of these contracts again."""
+    kinds: dict[str, str] = {}
+    for contract in contracts:
+        for spec in contract.inputs:
+            if spec.name in MASK_AXES and not spec.optional:
+                kinds[spec.name] = "3d" if len(spec.axes) == 3 else spec.dtype.removesuffix("32")
+    return ",".join(f"{name}:{kind}" for name, kind in kinds.items())
 
 
 def _mask(name: str, kind: str, heads: int) -> TensorSpec:
@@ -222,31 +220,34 @@ def _mask(name: str, kind: str, heads: int) -> TensorSpec:
     return TensorSpec(name, dtype, axes, ATTENTION_MEANING[dtype], "attention")
 
 
-def _bare_encode(model: Any, src: Tensor, **masks: Tensor) -> Tensor:
-    return model.encoder(src, mask=masks.get("src_mask"), src_key_padding_mask=masks.get("src_key_padding_mask"))
-
-
-def _bare_decode(model: Any, tgt: Tensor, memory: Tensor, **masks: Tensor) -> Tensor:
-    return model.decoder(tgt, memory, **masks)
-
-
 def _bare_graphs(model: MyTransformer, masks: dict[str, str]) -> dict[str, Graph]:
     width = model.d_model
     src = TensorSpec("src", "float32", (SOURCE, BATCH, width), "embedded source")
     tgt = TensorSpec("tgt", "float32", (TARGET, BATCH, width), "embedded target")
     memory = TensorSpec("memory", "float32", (SOURCE, BATCH, width), "the encoder's output")
-    specs = {name: _mask(name, kind, model.nhead) for name, kind in masks.items()}
+    specs = {name: _mask(name, masks.get(name, DEFAULT_KINDS[name]), model.nhead) for name in MASK_AXES}
 
-    def graph(name: str, call: Callable[..., Tensor], inputs: tuple[TensorSpec, ...], *scopes: str) -> Graph:
+    def hidden(spec: TensorSpec, *by: str) -> TensorSpec:
+        """Hidden by all of ``by``, if the graph takes them; the future by the target's mask."""
+        future = "tgt_mask" if spec is tgt and "tgt_mask" in masks else ""
+        return replace(spec, hidden_by=by if set(by) <= set(masks) else (), future=future)
+
+    def graph(
+        module: GraphModule, inputs: tuple[TensorSpec, ...], possible: Iterable[str], name: str, *scopes: str
+    ) -> Graph:
         axes = (SOURCE if name == "encoder" else TARGET, BATCH, width)
         output = TensorSpec("output", "float32", axes, f"the {'encoder' if name == 'encoder' else 'decoder'}'s output")
-        contract = Contract(name, inputs, (output,), "sequence first")
-        return Graph(contract, GraphModule(model, call, [spec.name for spec in inputs]), scopes)
+        given = tuple(specs[mask] for mask in possible if mask in masks)
+        more = tuple(specs[mask] for mask in possible if mask not in masks)
+        return Graph(Contract(name, (*inputs, *given), (output,), "sequence first"), module, scopes, more)
 
-    encoder_masks = tuple(specs[name] for name in ENCODER_MASKS if name in specs)
-    decoder_masks = tuple(specs[name] for name in DECODER_MASKS if name in specs)
+    source, target = "src_key_padding_mask", "tgt_key_padding_mask"
+    memory_padding = "memory_key_padding_mask"
+    encoder_inputs = (hidden(src, source),)
+    decoder_inputs = (hidden(tgt, target), hidden(memory, memory_padding))
+    full_inputs = (hidden(src, source, memory_padding), hidden(tgt, target))
     return {
-        "encoder": graph("encoder", _bare_encode, (src, *encoder_masks), "encoder."),
-        "decoder": graph("decoder", _bare_decode, (tgt, memory, *decoder_masks), "decoder."),
-        "full": graph("full", _forward, (src, tgt, *specs.values()), "encoder.", "decoder."),
+        "encoder": graph(BareEncode(model), encoder_inputs, ENCODER_MASKS, "encoder", "encoder."),
+        "decoder": graph(BareDecode(model), decoder_inputs, DECODER_MASKS, "decoder", "decoder."),
+        "full": graph(Bare(model), full_inputs, MASK_AXES, "full", "encoder.", "decoder."),
     }

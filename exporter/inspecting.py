@@ -6,9 +6,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from .contract import Contract
 from .errors import MytxError
-from .manifest import MANIFEST, check_files, read_manifest
+from .formats import FORMATS
+from .manifest import MANIFEST, GraphEntry, check_files, read_manifest
 
 
 def inspect_path(path: Path, keys: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _inspect_bundle(path: Path) -> dict[str, Any]:
             f"parity when it was made: {verdict}",
             f"now: {whole}",
         ],
-        **{f"{name}  ({entry.file})": _describe_contract(entry.contract) for name, entry in manifest.graphs.items()},
+        **{f"{entry.contract.graph}  ({file})": _describe_contract(entry) for file, entry in manifest.graphs.items()},
         "Assumed, as the checkpoint does not say": [
             f"{item['name']}={item['value']} ({item['source']})" for item in manifest.assumed
         ],
@@ -57,15 +57,19 @@ def _inspect_bundle(path: Path) -> dict[str, Any]:
     }
 
 
-def _describe_contract(contract: Contract) -> list[str]:
+def _describe_contract(entry: GraphEntry) -> list[str]:
+    contract = entry.contract
     rows = [("in ", spec) for spec in contract.inputs] + [("out", spec) for spec in contract.outputs]
     width = max(len(spec.name) for _, spec in rows)
     lines = [
-        f"{way} {spec.name:<{width}}  {spec.dtype} [{', '.join(map(str, spec.labels))}]  {spec.meaning}"
+        f"{way} {spec.name:<{width}}  {spec.dtype} [{', '.join(map(str, spec.labels))}]  "
+        f"{'optional; ' if spec.optional else ''}{spec.meaning}"
         for way, spec in rows
     ]
     if contract.ids:
         lines.append("ids: " + ", ".join(f"{name} {value}" for name, value in contract.ids.items()))
+    if FORMATS[entry.format].runs_code:
+        lines.append("to open this file can run code: open it only where you trust its source")
     return lines
 
 

@@ -10,16 +10,21 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .contract import Contract
 from .errors import BundleError
 from .onnx_stream import read_header, read_model
 
+Array = NDArray[np.generic]
 MANIFEST = "manifest.json"
+MODEL = "model"  # in a bundle that failed: the model that it was made from
 FORMAT = 1
 REBUILD = "export it again, or copy it again from where it came"
 
@@ -35,11 +40,12 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class GraphEntry:
-    """A graph of the bundle: its file, the versions that a runtime must know, its contract."""
+    """A graph of the bundle: its file, the versions that a runtime of ONNX must know, its contract."""
 
     file: str
-    opset: int
-    ir_version: int
+    format: str
+    opset: int | None
+    ir_version: int | None
     contract: Contract
 
 
@@ -52,7 +58,7 @@ class Manifest:
         tools: versions of what made it.
         model: ``kind``, ``parameters``, and the SHA-256 of the configuration and of the weights.
         files: all files but the manifest.
-        graphs: by name.
+        graphs: by the name of their file.
         assumed: what the checkpoint did not say.
         parity: the report; ``passed`` is None where parity was not checked.
     """
@@ -65,6 +71,10 @@ class Manifest:
     assumed: tuple[dict[str, Any], ...]
     parity: dict[str, Any]
 
+    def of_format(self, name: str) -> dict[str, GraphEntry]:
+        """The graphs in a format, by their own name."""
+        return {entry.contract.graph: entry for entry in self.graphs.values() if entry.format == name}
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values for JSON; :meth:`from_dict` is the way back."""
         return asdict(self)
@@ -73,8 +83,8 @@ class Manifest:
     def from_dict(cls, values: dict[str, Any]) -> Manifest:
         """The way back from :meth:`to_dict`."""
         graphs = {
-            name: GraphEntry(entry["file"], entry["opset"], entry["ir_version"], Contract.from_dict(entry["contract"]))
-            for name, entry in values["graphs"].items()
+            file: GraphEntry(**{**entry, "contract": Contract.from_dict(entry["contract"])})
+            for file, entry in values["graphs"].items()
         }
         files = tuple(FileEntry(**entry) for entry in values["files"])
         return cls(
@@ -94,17 +104,28 @@ def describe_files(folder: Path) -> tuple[FileEntry, ...]:
     return tuple(FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256(path)) for path in paths)
 
 
-def describe_graph(file: Path, contract: Contract) -> GraphEntry:
-    """The entry for the ONNX file of a graph."""
+def describe_graph(file: Path, format_name: str, contract: Contract) -> GraphEntry:
+    """The entry for the file of a graph."""
+    if format_name != "onnx":
+        return GraphEntry(file.name, format_name, None, None, contract)
     model = read_header(file)
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    return GraphEntry(file.name, opset, model.ir_version, contract)
+    return GraphEntry(file.name, format_name, opset, model.ir_version, contract)
 
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file, as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def weights_sha256(weights: Mapping[str, Array]) -> str:
+    """One SHA-256 over all parameters and buffers: their names, dtypes, shapes and bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for name, array in sorted(weights.items()):
+        digest.update(f"{name} {array.dtype} {list(array.shape)}\n".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -139,6 +160,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     """
     listed = {entry.path: entry for entry in manifest.files}
     graph_files = [entry.file for entry in manifest.graphs.values()]
+    onnx_files = [entry.file for entry in manifest.graphs.values() if entry.format == "onnx"]
     for path in [*listed, *graph_files]:
         _check_path(path)
     problems = [f"{path} is not listed in the manifest" for path in graph_files if path not in listed]
@@ -149,7 +171,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     if not problems:  # only now is it safe to read
         problems += [problem for path, entry in listed.items() if (problem := _changed(folder / path, entry))]
     if not problems:
-        problems += [problem for path in graph_files for problem in _external_problems(folder / path, set(listed))]
+        problems += [problem for path in onnx_files for problem in _external_problems(folder / path, set(listed))]
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise BundleError(f"{folder}: {problems[0]}{more}", REBUILD)

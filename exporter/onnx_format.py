@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import onnx
@@ -12,12 +12,14 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
+from torch.export import ExportedProgram
 
-from .contract import Axis, Contract, TensorSpec
-from .errors import ExportError, OptionError
+from .contract import Contract, TensorSpec
+from .errors import ExportError, OptionError, first_line
+from .formats import ExportOptions
 from .graphs import Graph
 from .onnx_stream import write_model
-from .plan import example
+from .program import export_program
 
 OPSETS = range(18, 26)
 DEFAULT_OPSET = 18
@@ -33,6 +35,36 @@ def check_opset(opset: int) -> None:
         raise OptionError(f"opset {opset} is not supported", f"choose {OPSETS[0]} to {OPSETS[-1]}")
 
 
+def needs(graphs: Mapping[str, Graph], name: str) -> tuple[str, ...]:
+    """The graphs whose files a graph is made of: with a decoder, full is the two halves."""
+    return ("encoder", "decoder") if name == "full" and "decoder" in graphs else ()
+
+
+def export(graphs: Mapping[str, Graph], name: str, folder: Path, options: ExportOptions) -> None:
+    """Write ``<name>.onnx`` to ``folder``; halves that are there already are used.
+
+    Raises:
+        ExportError: where a graph cannot be exported.
+        OSError: where the file cannot be written.
+    """
+    contract = graphs[name].contract
+    if needs(graphs, name):
+        encoder, decoder = (_half(graphs[half], folder / f"{half}.onnx", options.opset) for half in needs(graphs, name))
+        model = compose_full(encoder, decoder, contract)
+    else:
+        model = to_onnx(graphs[name], options.opset)
+    finish(model, contract, {"mytx.version": options.producer})
+    save(model, folder / f"{name}.onnx")
+
+
+def _half(graph: Graph, path: Path, opset: int) -> ir.Model:
+    if not path.exists():
+        return to_onnx(graph, opset)
+    model = ir.load(path)
+    _name_weights(model, graph.weights())
+    return model
+
+
 def to_onnx(graph: Graph, opset: int = DEFAULT_OPSET) -> ir.Model:
     """Export ``graph``: named and dimensioned by its contract, weights under their state-dict names, simplified.
 
@@ -41,27 +73,25 @@ def to_onnx(graph: Graph, opset: int = DEFAULT_OPSET) -> ir.Model:
     """
     check_opset(opset)
     contract = graph.contract
-    inputs = tuple(torch.from_numpy(example(contract).inputs[spec.name]) for spec in contract.inputs)
-    varies = tuple(
-        {index: torch.export.Dim.DYNAMIC for index, axis in enumerate(spec.axes) if isinstance(axis, Axis)}
-        for spec in contract.inputs
-    )
-    try:
-        with torch.no_grad():
-            exported = torch.export.export(graph.module, inputs, dynamic_shapes=(varies,))
-            program = torch.onnx.export(exported, dynamo=True, opset_version=opset, optimize=False, verbose=False)
-    except Exception as error:
-        raise ExportError(
-            f"PyTorch could not export the {contract.graph} graph: {_first_line(error)}",
-            "run again with -v for the whole story",
-        ) from error
-    assert program is not None
-    model = program.model
+    model = from_program(export_program(graph), f"the {contract.graph} graph", opset)
     _name_weights(model, graph.weights())
     _name_nodes(model.graph)
     _fit_to_contract(model, contract)
     simplify(model)
     return model
+
+
+def from_program(program: ExportedProgram, what: str, opset: int) -> ir.Model:
+    """A program as ONNX, as the exporter gives it. Raises ``ExportError``, naming ``what``, where it cannot."""
+    try:
+        with torch.no_grad():
+            exported = torch.onnx.export(program, dynamo=True, opset_version=opset, optimize=False, verbose=False)
+    except Exception as error:
+        raise ExportError(
+            f"PyTorch could not export {what} to ONNX: {first_line(error)}", "run again with -v for the whole story"
+        ) from error
+    assert exported is not None
+    return exported.model
 
 
 def compose_full(encoder: ir.Model, decoder: ir.Model, contract: Contract) -> ir.Model:
@@ -145,6 +175,7 @@ def finish(model: ir.Model, contract: Contract, properties: dict[str, str]) -> N
     for value in inside:  # the exporter's own names for dimensions; runtimes infer them anew
         value.shape = None
         value.type = None
+        value.doc_string = None  # a half that was read from its file has one for what was its output
     for value in [*outside, *inside, *model.graph.initializers.values()]:
         value.metadata_props.clear()
     model.metadata_props.clear()
@@ -189,7 +220,7 @@ def save(model: ir.Model, path: Path) -> list[Path]:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
         raise ExportError(
-            f"the exporter wrote an invalid {path.name}: {_first_line(error)}", "try another --opset"
+            f"the exporter wrote an invalid {path.name}: {first_line(error)}", "try another --opset"
         ) from error
     return files
 
@@ -294,8 +325,3 @@ def _merge_constants(graph: ir.Graph) -> None:
             del graph.initializers[value.name]
         else:
             first[key] = value
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else type(error).__name__

@@ -72,11 +72,12 @@ class Bundle:
         Raises:
             BundleError: where the bundle does not have it.
         """
-        if name not in self.manifest.graphs:
-            have = ", ".join(self.manifest.graphs)
+        graphs = self.manifest.of_format("onnx")
+        if name not in graphs:
+            have = ", ".join(graphs)
             hint = f"export it with --component {name}" if name in GRAPHS else f"choose from {have}"
-            raise BundleError(f"{self.folder} has no {name} graph, only {have}", hint)
-        return self.manifest.graphs[name]
+            raise BundleError(f"{self.folder} has no {name} graph in ONNX{f', only {have}' if have else ''}", hint)
+        return graphs[name]
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -136,6 +137,7 @@ class Bundle:
             raise BundleError(
                 f"{self.folder} holds a {kind} model, which turns no text into text", "run its graphs: see inspect"
             )
+        self.entry("encoder"), self.entry("decoder")
 
     def translate(self, text: str, max_length: int | None = None, pad_to: int | None = None) -> str:
         """Text to text, by :meth:`greedy`.

@@ -26,31 +26,50 @@ verbose_option: Decorator = click.option(
 quiet_option: Decorator = click.option("-q", "--quiet", is_flag=True, help="Only errors.")
 
 
-def checkpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What a checkpoint cannot say of itself. Options that are not given are None: the default is then recorded."""
-    options = [
-        click.option("--nhead", type=click.IntRange(1), help="Number of attention heads; no checkpoint says it."),
-        key_option,
-        click.option(
-            "--activation", type=click.Choice(["relu", "gelu", "silu"]), help="Of the feed-forward blocks.  [relu]"
-        ),
-        click.option(
-            "--norm-first/--norm-last", default=None, help="Norm before each block, or after it.  [norm-last]"
-        ),
-        click.option("--layer-norm-eps", type=float, help="Added to the variance in the norms.  [1e-5]"),
-        click.option("--embedding-scale", type=float, help="Factor on the embeddings.  [sqrt(d_model)]"),
-        click.option("--pad-id", type=click.IntRange(0), help="Id of padding.  [0]"),
-        click.option("--bos-id", type=click.IntRange(0), help="Id that starts a target.  [1]"),
-        click.option("--eos-id", type=click.IntRange(0), help="Id that ends a target.  [2]"),
-        click.option(
-            "--pooling",
-            type=click.Choice(["sum", "avg", "last", "upstream-sum", "upstream-avg", "upstream-last"]),
-            help="Of a classification model; upstream-… pools over padding too.  [sum]",
-        ),
-        click.option(
-            "--vocab",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="Vocabulary, token to id, as JSON.  [vocab.json beside the checkpoint]",
-        ),
-    ]
-    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+plan_option: Decorator = click.option(
+    "--plan",
+    "level",
+    type=click.Choice(["quick", "standard", "thorough"]),
+    default="standard",
+    show_default=True,
+    help="How many cases to try.",
+)
+case_option: Decorator = click.option(
+    "--case",
+    "own",
+    multiple=True,
+    metavar="FILE.npz",
+    type=click.Path(path_type=Path),
+    help="A case of your own: an array for each input of a graph, by name. Repeatable.",
+)
+
+
+def together(*decorators: Decorator) -> Decorator:
+    """Several decorators as one, in the order in which help shows them."""
+    return lambda command: functools.reduce(lambda found, decorate: decorate(found), reversed(decorators), command)
+
+
+# What a checkpoint cannot say of itself. Options that are not given are None: the default is then recorded.
+checkpoint_options: Decorator = together(
+    click.option("--nhead", type=click.IntRange(1), help="Number of attention heads; no checkpoint says it."),
+    key_option,
+    click.option(
+        "--activation", type=click.Choice(["relu", "gelu", "silu"]), help="Of the feed-forward blocks.  [relu]"
+    ),
+    click.option("--norm-first/--norm-last", default=None, help="Norm before each block, or after it.  [norm-last]"),
+    click.option("--layer-norm-eps", type=float, help="Added to the variance in the norms.  [1e-5]"),
+    click.option("--embedding-scale", type=float, help="Factor on the embeddings.  [sqrt(d_model)]"),
+    click.option("--pad-id", type=click.IntRange(0), help="Id of padding.  [0]"),
+    click.option("--bos-id", type=click.IntRange(0), help="Id that starts a target.  [1]"),
+    click.option("--eos-id", type=click.IntRange(0), help="Id that ends a target.  [2]"),
+    click.option(
+        "--pooling",
+        type=click.Choice(["sum", "avg", "last", "upstream-sum", "upstream-avg", "upstream-last"]),
+        help="Of a classification model; upstream-… pools over padding too.  [sum]",
+    ),
+    click.option(
+        "--vocab",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Vocabulary, token to id, as JSON.  [vocab.json beside the checkpoint]",
+    ),
+)

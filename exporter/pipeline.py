@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import logging
 import platform
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,21 +12,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
-from ..models import Model, Vocabulary, config_of
-from . import onnx_format
+from ..models import Model, Vocabulary, config_of, save_model
 from .bundle import Staging, write_json
 from .contract import GRAPHS
 from .errors import OptionError
+from .exporting import export_files
+from .formats import FORMATS, ExportOptions
 from .graphs import Graph, graphs_of
-from .manifest import FORMAT, MANIFEST, Manifest, describe_files, describe_graph, sha256
+from .manifest import FORMAT, MANIFEST, MODEL, Manifest, describe_files, describe_graph, sha256, weights_sha256
 from .memory import release_memory
-from .plan import make_plan
-from .reference import compute_references, measure_more
+from .onnx_format import DEFAULT_OPSET, check_opset
+from .own_cases import read_cases
+from .plan import check_level
+from .proving import Request, contract_in, prove
+from .quiet import quiet
 from .report import ParityReport
-from .stored import BUNDLE_LIMIT, STORED, select, write_stored
-from .verify import find_weights, verify_onnx
+from .stored import STORED, write_stored
 from .version import version
 
 TOOLS = ("mytx", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
@@ -68,28 +66,36 @@ class ExportResult:
         }
 
 
-def export_onnx(
+def export_bundle(
     model: Model,
     folder: str | Path,
     *,
+    formats: Sequence[str] = ("onnx",),
     components: Sequence[str] = (),
-    opset: int = onnx_format.DEFAULT_OPSET,
+    opset: int = DEFAULT_OPSET,
     masks: str | None = None,
     verify: bool = True,
+    level: str = "standard",
+    own: Sequence[Path] = (),
+    jobs: int = 1,
     force: bool = False,
     vocabulary: Vocabulary | None = None,
     verbose: bool = False,
     progress: Progress = lambda _: None,
 ) -> ExportResult:
-    """Export ``model`` to ONNX, verify the saved files, and leave a bundle at ``folder``.
+    """Export ``model``, verify the saved files, and leave a bundle at ``folder``.
 
     Args:
         model: a task model or a bare ``MyTransformer``, in float32. Its mode is put back afterwards.
         folder: where the bundle goes; with failed parity, ``<folder>.failed``, and what stood at ``folder`` stays.
+        formats: which of ``onnx``, ``torchscript`` and ``pt2``.
         components: which of ``encoder``, ``decoder`` and ``full``; empty is all that the model has.
-        opset: 18 to 25.
+        opset: of ONNX files, 18 to 25.
         masks: for a bare model; see :func:`~mytx.exporter.graphs.graphs_of`.
         verify: whether to check parity.
+        level: of the plan: ``quick``, ``standard`` or ``thorough``.
+        own: files with cases of your own; see :func:`~mytx.exporter.own_cases.read_cases`.
+        jobs: how many files are exported at the same time.
         force: replace a bundle that is there.
         vocabulary: stored as ``vocab.json``, for whoever turns text into ids.
         verbose: let PyTorch's and onnxruntime's own messages through.
@@ -100,32 +106,59 @@ def export_onnx(
         ExportError: where a graph cannot be exported.
         BundleError: where the bundle cannot be written.
     """
-    onnx_format.check_opset(opset)
-    check_model(model)
+    formats = (formats,) if isinstance(formats, str) else tuple(formats)
     components = (components,) if isinstance(components, str) else components
+    _check_options(formats, opset, level, jobs)
+    check_model(model)
     available = graphs_of(model, masks)
-    chosen = choose(available, components)
+    graphs = {name: available[name] for name in choose(available, components)}
+    request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose)
     config = config_of(model)
     seconds: dict[str, float] = {}
     with Staging(Path(folder), force=force) as staging, _evaluating(model), quiet(verbose):
         with _timed(seconds, "export"):
-            exported = _export(available, chosen, opset, progress)
-            for name in chosen:
-                progress(f"Writing {name}.onnx")
-                onnx_format.finish(exported[name], available[name].contract, {"mytx.version": version()})
-                onnx_format.save(exported.pop(name), staging.path / f"{name}.onnx")
+            options = ExportOptions(opset, version(), verbose)
+            export_files(
+                model,
+                available,
+                list(graphs),
+                formats,
+                staging.path,
+                options,
+                masks=masks,
+                jobs=jobs,
+                progress=progress,
+            )
             release_memory()
         write_json(staging.path / "config.json", config.to_dict())
         if vocabulary is not None:
             (staging.path / "vocab.json").write_text(vocabulary.to_json(), encoding="utf-8")
-        graphs = {name: available[name] for name in chosen}
-        report = _verify(model, graphs, staging.path, seconds, verbose, progress) if verify else None
+        report = None
+        if verify:
+            timed = partial(_timed, seconds)
+            report, stored = prove(model, graphs, formats, staging.path, request, timed=timed, progress=progress)
+            write_stored(staging.path / STORED, stored)
         passed = report.passed if report else None
+        if passed is False:  # so that `locate` has the truth to hold the files against
+            with contextlib.suppress(ValueError):  # weights that are not finite need no more proof
+                save_model(model, staging.path / MODEL)
         assumed = tuple(asdict(item) for item in config.assumed)
         progress("Writing the manifest")
-        digest = _describe(model, graphs, staging.path, report, assumed)
+        digest = _describe(model, graphs, formats, staging.path, report, assumed)
         bundle = staging.reject() if passed is False else staging.commit()
     return ExportResult(passed, bundle, report, assumed, digest, seconds)
+
+
+def _check_options(formats: Sequence[str], opset: int, level: str, jobs: int) -> None:
+    check_opset(opset)
+    for name in formats:
+        if name not in FORMATS:
+            raise OptionError(f"there is no format {name!r}", f"choose from {', '.join(FORMATS)}")
+    if not formats:
+        raise OptionError("no format is asked for", f"choose from {', '.join(FORMATS)}")
+    check_level(level)
+    if jobs < 1:
+        raise OptionError(f"{jobs} jobs cannot work", "give 1 or more")
 
 
 def check_model(model: object) -> None:
@@ -151,53 +184,13 @@ def choose(available: dict[str, Graph], components: Sequence[str]) -> tuple[str,
     return tuple(name for name in GRAPHS if name in (components or available))
 
 
-def _export(available: dict[str, Graph], chosen: Sequence[str], opset: int, progress: Progress) -> dict[str, ir.Model]:
-    # With a decoder, full is made of the two halves, so both are needed for it.
-    composed = "full" in chosen and "decoder" in available
-    needed = {"encoder", "decoder"} if composed else set()
-    exported = {}
-    for name in available:
-        if name in {*chosen, *needed} and not (composed and name == "full"):
-            progress(f"Exporting {name}")
-            exported[name] = onnx_format.to_onnx(available[name], opset)
-    if composed:
-        progress("Composing full")
-        exported["full"] = onnx_format.compose_full(
-            exported["encoder"], exported["decoder"], available["full"].contract
-        )
-    return exported
-
-
-def _verify(
-    model: Model, graphs: dict[str, Graph], folder: Path, seconds: dict[str, float], verbose: bool, progress: Progress
-) -> ParityReport:
-    reports = []
-    stored = {}
-    for name, graph in graphs.items():  # one after the other: the references of large models are large
-        path = folder / f"{name}.onnx"
-        plan = make_plan(graph.contract)
-        progress(f"Verifying the weights of {name}.onnx")
-        with _timed(seconds, "verify"):
-            found = find_weights(path, {key: tensor.numpy() for key, tensor in graph.weights().items()})
-        release_memory()
-        progress(f"Computing the reference of {name} in PyTorch")
-        with _timed(seconds, "reference"):
-            references = compute_references(model, graph, plan)
-        release_memory()
-        progress(f"Verifying {name}.onnx in onnxruntime")
-        measure = partial(measure_more, model, graph, plan, references)
-        with _timed(seconds, "verify"):
-            reports += verify_onnx(
-                path, graph.contract, plan, references, found=found, measure=measure, verbose=verbose
-            )
-        stored[name] = select(plan, references, BUNDLE_LIMIT // len(graphs))
-        del references, measure
-    write_stored(folder / STORED, stored)
-    return ParityReport(tuple(reports))
-
-
 def _describe(
-    model: Model, graphs: dict[str, Graph], folder: Path, report: ParityReport | None, assumed: tuple[Any, ...]
+    model: Model,
+    graphs: dict[str, Graph],
+    formats: Sequence[str],
+    folder: Path,
+    report: ParityReport | None,
+    assumed: tuple[Any, ...],
 ) -> str:
     """Write ``parity.json`` and, last, the manifest; returns the manifest's digest."""
     parity = report.to_dict() if report else {"passed": None, "graphs": []}
@@ -209,24 +202,19 @@ def _describe(
             "kind": config_of(model).kind,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "config_sha256": sha256(folder / "config.json"),
-            "weights_sha256": weights_sha256(model),
+            "weights_sha256": weights_sha256({name: tensor.numpy() for name, tensor in model.state_dict().items()}),
         },
         files=describe_files(folder),
-        graphs={name: describe_graph(folder / f"{name}.onnx", graph.contract) for name, graph in graphs.items()},
+        graphs={
+            known.file(name): describe_graph(folder / known.file(name), known.name, contract_in(known, graph))
+            for known in map(FORMATS.__getitem__, formats)
+            for name, graph in graphs.items()
+        },
         assumed=assumed,
         parity=parity,
     )
     write_json(folder / MANIFEST, manifest.to_dict())
     return sha256(folder / MANIFEST)
-
-
-def weights_sha256(model: Model) -> str:
-    """One SHA-256 over all parameters and buffers: their names, dtypes, shapes and bytes, in the order of names."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().numpy())
-    return digest.hexdigest()
 
 
 @contextlib.contextmanager
@@ -246,19 +234,3 @@ def _evaluating(model: Model) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-@contextlib.contextmanager
-def quiet(verbose: bool = False) -> Iterator[None]:
-    """Keep the warnings and log lines of the libraries from the user, unless they asked for them."""
-    if verbose:
-        yield
-        return
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

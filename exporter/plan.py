@@ -6,15 +6,37 @@ target of different length both ways; every kind of padding; random float masks,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .contract import Axis, Contract, TensorSpec
+from .errors import OptionError
 
 Array = NDArray[np.generic]
 LONG = 61
+
+
+LEVELS = ("quick", "standard", "thorough")
+SMALL = 36  # positions, source and target of the whole batch: what slow runtimes are asked to do
+
+
+@dataclass(frozen=True)
+class SameAs:
+    """Where the outputs of a case must be those of another case.
+
+    Attributes:
+        case: the other's number in the plan.
+        theirs, ours: by output, positions in the other's flattened output and in this case's.
+        shapes: of this case's outputs.
+    """
+
+    case: int
+    theirs: dict[str, NDArray[np.int64]]
+    ours: dict[str, NDArray[np.int64]]
+    shapes: dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -23,13 +45,19 @@ class Case:
 
     Attributes:
         name: short and unique in its plan.
-        inputs: an array for each input of the contract.
+        inputs: an array for each input of the contract; optional ones may be missing.
         words: sizes and masks, for people.
+        group: ``shapes``, ``disturbed``, ``identities``, ``optional`` or ``own``.
+        same_as: for an identity, what the outputs must be equal to.
+        small: whether a slow runtime is asked for it, too.
     """
 
     name: str
     inputs: dict[str, Array]
     words: str
+    group: str = "shapes"
+    same_as: SameAs | None = None
+    small: bool = False
 
 
 # Batch, source, target (0 = the longest that is tried), padding, attention mask. Traced: batch 2, source 7, target 5.
@@ -51,7 +79,7 @@ _ROWS: tuple[tuple[int, int, int, str, str], ...] = (
     (5, 3, 11, "left", "random"),
     (3, 11, 11, "holes", "asymmetric"),
     (4, 13, 6, "whole row", "causal"),
-    (3, 6, 13, "whole row", "random"),
+    (3, 4, 7, "whole row", "random"),
     (2, 5, 9, "everything", "causal"),
     (3, 8, 7, "none", "dead rows"),
     (2, 9, 8, "left", "dead rows"),
@@ -63,38 +91,106 @@ _ROWS: tuple[tuple[int, int, int, str, str], ...] = (
     (1, 5, 0, "left", "causal"),
     (2, 0, 0, "holes", "random"),
 )
+_QUICK = (0, 1, 2, 4, 6, 9, 10, 12, 17, 18, 20, 21)
+# For the thorough plan: all rows once more with other values, and these.
+_LONGER: tuple[tuple[int, int, int, str, str], ...] = (
+    (1, 128, 127, "right", "causal"),
+    (2, 127, 129, "holes", "random"),
+    (1, 512, 16, "left", "causal"),
+    (1, 16, 512, "right", "causal"),
+)
+DISTURBED = 1  # the row that has something of everything
 
 
-def make_plan(contract: Contract, seed: int = 0) -> list[Case]:
-    """The cases for a graph, the same for the same contract and seed.
+def check_level(level: str) -> None:
+    """Raise :class:`OptionError` unless there is a plan of that level."""
+    if level not in LEVELS:
+        raise OptionError(f"there is no plan {level!r}", f"choose from {', '.join(LEVELS)}")
 
-    The last ones repeat one case with one input disturbed in each: a graph that ignores an input fails there.
+
+def make_plan(contract: Contract, seed: int = 0, level: str = "standard") -> list[Case]:
+    """The cases for a graph, the same for the same contract, seed and level.
+
+    Args:
+        contract: of the graph.
+        seed: of the values.
+        level: ``quick`` (less than half of the shapes), ``standard``, or ``thorough`` (all twice, and long ones).
+
+    Raises:
+        OptionError: for another level.
+
+    After the shapes come cases with one input disturbed in each: a graph that ignores an input fails there.
     """
-    plan = [_case(contract, index, row, seed) for index, row in enumerate(_ROWS)]
-    base = plan[1]
+    check_level(level)
+    rows = list(enumerate(_ROWS))
+    if level == "quick":
+        rows = [rows[index] for index in _QUICK]
+    plan = [_case(contract, f"{number:02d}", row, [seed, index]) for number, (index, row) in enumerate(rows)]
+    base = plan[DISTURBED]
     for index, spec in enumerate(contract.inputs):
         rng = np.random.default_rng([seed, len(_ROWS) + index])
         inputs = {**base.inputs, spec.name: disturb(spec, base.inputs[spec.name], rng)}
-        plan.append(Case(f"{len(plan):02d}", inputs, f"as case {base.name} with another {spec.name}"))
+        words = f"as case {base.name} with another {spec.name}"
+        plan.append(Case(f"{len(plan):02d}", inputs, words, "disturbed", small=base.small))
+    if level == "thorough":
+        for index, row in enumerate([*_ROWS, *_LONGER]):
+            plan.append(_case(contract, f"{len(plan):02d}", row, [seed, 1000 + index]))
     return plan
+
+
+def optional_cases(contract: Contract, seed: int = 0, first: int = 0) -> list[Case]:
+    """For a graph whose masks may be left out: all of them, each alone, and none.
+
+    Args:
+        contract: with optional inputs.
+        seed: of the values.
+        first: the number of the first case.
+    """
+    whole = _case(contract, "", (3, 6, 5, "right", "random"), [seed, 2000])
+    masks = [spec.name for spec in contract.inputs if spec.optional]
+    choices: dict[str, list[str]] = {"no mask": [], **{f"{name} alone": [name] for name in masks}, "every mask": masks}
+    cases: list[Case] = []
+    for words, given in choices.items():
+        inputs = {name: array for name, array in whole.inputs.items() if name in given or name not in masks}
+        cases.append(Case(f"{first + len(cases):02d}", inputs, f"{whole.words}, {words}", "optional", small=True))
+    return cases
+
+
+def few_cases(plan: Sequence[Case], count: int = 14) -> list[Case]:
+    """A few cases of a plan, to look at a graph closely: a small one for each way of masking, and long ones alone."""
+    small: dict[str, Case] = {}
+    long: dict[str, Case] = {}
+    for case in plan:
+        words = case.words.split(", ")
+        masking = ", ".join(word for word in words if word.startswith(("padding", "attention")))
+        if case.group == "shapes" and case.small:
+            small.setdefault(masking, case)
+        elif case.group == "shapes" and "batch 1" in words:
+            long[masking] = case  # the last is the longest
+    return [*long.values(), *small.values()][:count]
 
 
 def example(contract: Contract) -> Case:
     """The case that has the traced lengths."""
-    return _case(contract, 0, _ROWS[0], 0)
+    return _case(contract, "00", _ROWS[0], [0, 0])
 
 
-def _case(contract: Contract, index: int, row: tuple[int, int, int, str, str], seed: int) -> Case:
+def _case(contract: Contract, name: str, row: tuple[int, int, int, str, str], seed: list[int]) -> Case:
     batch, source, target, padding, attention = row
     wanted = {"batch": batch, "source": source or LONG, "target": target or LONG}
     sizes = {name: _fit(wanted.get(name, axis.traced), axis) for name, axis in contract.axes.items()}
-    rng = np.random.default_rng([seed, index])
+    rng = np.random.default_rng(seed)
     inputs = {spec.name: fill(spec, sizes, padding, attention, rng) for spec in contract.inputs}
     roles = {spec.role for spec in contract.inputs}
     words = [f"{name} {size}" for name, size in sizes.items()]
     words += [f"padding {padding}"] if "padding" in roles else []
     words += [f"attention mask {attention}"] if "attention" in roles else []
-    return Case(f"{index:02d}", inputs, ", ".join(words))
+    return Case(name, inputs, ", ".join(words), small=is_small(sizes))
+
+
+def is_small(sizes: dict[str, int]) -> bool:
+    """Whether a slow runtime can be asked for a case of these lengths."""
+    return sizes.get("batch", 1) * sum(size for name, size in sizes.items() if name != "batch") <= SMALL
 
 
 def _fit(size: int, axis: Axis) -> int:

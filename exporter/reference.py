@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .compare import Expected
 from .graphs import Graph
-from .plan import Case
+from .plan import Case, SameAs
 
 Array = NDArray[np.float64]
 JITTERED_RUNS = 4
@@ -33,9 +33,10 @@ def compute_references(model: nn.Module, graph: Graph, plan: Sequence[Case]) -> 
     Args:
         model: in float32 and evaluation mode. It goes to float64 and back in place, which is exact.
         graph: of ``model``.
-        plan: the cases.
+        plan: the cases. An identity gets the reference of the case that it must agree with.
     """
     names = [spec.name for spec in graph.contract.outputs]
+    whole, plan = plan, [case for case in plan if case.same_as is None]
     with _threads_for(model):
         model.double()
         try:
@@ -44,10 +45,31 @@ def compute_references(model: nn.Module, graph: Graph, plan: Sequence[Case]) -> 
             model.float()
         plain = [_errors(graph, case, values, lambda x: x) for case, values in zip(plan, references, strict=True)]
         noise = np.maximum(plain, _jittered_errors(model, graph, plan, references, range(JITTERED_RUNS)))
-    return [
-        {name: Expected(values, float(error)) for name, values, error in zip(names, outputs, errors, strict=True)}
-        for outputs, errors in zip(references, noise, strict=True)
-    ]
+    own = iter(zip(references, noise, strict=True))
+    found: list[dict[str, Expected]] = []
+    for case in whole:
+        if case.same_as is not None:
+            found.append(_derived(case.same_as, found[case.same_as.case]))
+            continue
+        outputs, errors = next(own)
+        found.append(
+            {name: Expected(values, float(error)) for name, values, error in zip(names, outputs, errors, strict=True)}
+        )
+    return found
+
+
+def _derived(same: SameAs, other: Mapping[str, Expected]) -> dict[str, Expected]:
+    """The reference of a case that must agree with another, at the places where it must."""
+    return {
+        name: Expected(
+            values=expected.values.ravel()[same.theirs[name]],
+            noise=expected.noise,
+            positions=same.ours[name],
+            shape=same.shapes[name],
+            scale=float(np.abs(expected.values).max(initial=0.0)),
+        )
+        for name, expected in other.items()
+    }
 
 
 def measure_more(
@@ -63,6 +85,10 @@ def measure_more(
     Returns:
         The case's new reference.
     """
+    same = plan[index].same_as
+    if same is not None:
+        references[index] = _derived(same, measure_more(model, graph, plan, references, same.case))
+        return references[index]
     before = references[index]
     names = [spec.name for spec in graph.contract.outputs]
     seeds = range(JITTERED_RUNS, JITTERED_RUNS + MORE_RUNS)
@@ -112,9 +138,10 @@ def _threads_for(model: nn.Module) -> Iterator[None]:
 
 def _run(graph: Graph, case: Case, prepare: Callable[[Tensor], Tensor]) -> list[Array]:
     """The outputs in the contract's order, as float64; ``prepare`` sees the float inputs."""
-    tensors = [torch.from_numpy(case.inputs[spec.name]) for spec in graph.contract.inputs]
+    tensors = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
     with torch.inference_mode():
-        output = graph.module(*(prepare(tensor) if tensor.is_floating_point() else tensor for tensor in tensors))
+        given = {name: prepare(tensor) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+        output = graph.module(**given)
     return [output.double().numpy()]
 
 
@@ -136,14 +163,18 @@ def jittered(model: nn.Module, names: Collection[str], generator: torch.Generato
 
 
 def nudge(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """A copy with about half of the finite, non-zero float32 values moved to a neighbour, up or down."""
+    """A copy with about half of the finite float32 values moved to a neighbour, up or down; 0 to the least above it."""
     result = tensor.flatten().clone()
     for chunk in torch.split(result, CHUNK):
-        random = torch.empty(chunk.numel() // 8 + 1, dtype=torch.int64).random_(generator=generator)
-        bits = random.view(torch.int8)[: chunk.numel()]
-        step = (bits & 1) - (bits >> 1 & 1)  # -1, 0, 0 or 1
-        size = chunk.abs()
-        step *= (size > 0) & (size < math.inf)
-        # Neighbouring floats are neighbouring integers of the same bits, as IEEE 754 orders them.
-        chunk.view(torch.int32).add_(step)
+        offset = int(torch.randint(len(_bits()) - chunk.numel(), (1,), generator=generator))
+        # IEEE 754 orders floats as it does their bits: another last bit is a neighbour, above or below.
+        chunk.view(torch.int32).bitwise_xor_(_bits()[offset : offset + chunk.numel()])
+    if not math.isfinite(float(result.sum())):  # infinity has become NaN, and NaN another
+        result = torch.where(tensor.flatten().isfinite(), result, tensor.flatten())
     return result.view(tensor.shape)
+
+
+@cache
+def _bits() -> Tensor:
+    """Random 0 and 1, made once: to draw them anew for each weight takes longer than to run the model."""
+    return torch.randint(2, (1 << 20,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)

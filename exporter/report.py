@@ -12,7 +12,7 @@ class Finding:
     """Something that is wrong.
 
     Attributes:
-        check: ``weights``, ``interface``, ``rounding``, ``not judged`` or ``runtime``.
+        check: ``weights``, ``interface``, ``structure``, ``rounding``, ``not judged``, ``runtime`` or ``place``.
         message: what and where, in one line.
     """
 
@@ -29,10 +29,11 @@ class GraphReport:
         cases: how many cases were run.
         compared: how many output elements were held against the reference.
         max_abs_error: the largest difference from the float64 reference.
-        worst_ratio: the largest factor that a comparison needed; 4 is allowed.
+        worst_ratio: the largest factor that a comparison needed.
         worst_case: the case that needed it, in words.
         passed: whether every case and every check passed.
         findings: what did not.
+        allowed: the factor that a comparison may need: 4 for float32, 0.1 for a file that was run in float64.
     """
 
     graph: str
@@ -45,6 +46,7 @@ class GraphReport:
     worst_case: str
     passed: bool
     findings: tuple[Finding, ...] = ()
+    allowed: float = 4.0
 
     @property
     def doubted(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import onnxruntime
 
+from .contract import Contract
 from .plan import Array
 
 LEVELS = {
@@ -59,6 +60,46 @@ class Runtime(Protocol):
         ...
 
 
+def run_all(runtime: Runtime, many: Sequence[Mapping[str, Array]]) -> list[dict[str, Array] | Exception]:
+    """The outputs for each set of inputs, or what was raised instead: one that fails does not stop the others."""
+    if hasattr(runtime, "run_all"):  # faster all at once
+        return runtime.run_all(many)
+    results: list[dict[str, Array] | Exception] = []
+    for inputs in many:
+        try:
+            results.append(runtime.run(inputs))
+        except Exception as error:
+            results.append(error)
+    return results
+
+
+class Composed:
+    """The full graph by way of the encoder and the decoder: the first one's output is the second one's memory."""
+
+    def __init__(self, encoder: Runtime, decoder: Runtime, contract: Contract) -> None:
+        self.encoder = encoder
+        self.decoder = decoder
+        self.contract = contract
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The decoder's outputs."""
+        front, back = set(self.encoder.describe().inputs), set(self.decoder.describe().inputs)
+        (memory,) = self.encoder.run({name: array for name, array in inputs.items() if name in front}).values()
+        given = {name: array for name, array in inputs.items() if name in back} | {"memory": memory}
+        # A model on ids has one padding mask for the source, wherever it is read.
+        own = {spec.name for spec in self.contract.inputs}
+        if "memory_key_padding_mask" in back - own and "src_key_padding_mask" in inputs:
+            given["memory_key_padding_mask"] = inputs["src_key_padding_mask"]
+        return self.decoder.run(given)
+
+    def describe(self) -> Description:
+        """The two runtimes, with the tensors of the full contract."""
+        inner = self.encoder.describe()
+        specs = (self.contract.inputs, self.contract.outputs)
+        inputs, outputs = ({spec.name: (spec.dtype, spec.labels) for spec in part} for part in specs)
+        return Description(f"{inner.runtime}, decoder(encoder)", inner.version, inputs, outputs)
+
+
 class OnnxRuntime:
     """A graph in onnxruntime, on the CPU."""
 
@@ -82,7 +123,8 @@ class OnnxRuntime:
     @staticmethod
     def label(options: RuntimeOptions) -> str:
         """The runtime's name in a report."""
-        return "onnxruntime" if options.level == "all" else f"onnxruntime, optimisation {options.level}"
+        level = "" if options.level == "all" else f", level {options.level}"
+        return f"onnxruntime{level}{', 1 thread' if options.threads == 1 else ''}"
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name, for an array for each input."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,12 +16,19 @@ from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
+from .compare import EXACT, FACTOR
+from .formats import FORMATS
+
 if TYPE_CHECKING:
-    from .check import BundleCheck
+    from .check import BundleCheck, BundlePlan
+    from .locating import BundleLocated
     from .pipeline import ExportResult
     from .report import GraphReport
 
-SHOWN_FINDINGS = 2
+SHOWN_PLACES = 3
+# What tells most comes first.
+ORDER = ("place", "weights", "interface", "structure", "rounding", "not judged", "runtime")
+WHEREVER = ("place", "weights")  # not a matter of the runtime
 
 
 class Progress:
@@ -51,8 +60,7 @@ def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
     console = Console(stderr=to_stderr, highlight=False)
     if result.report:
         console.print(result_table(result.report.graphs))
-        for report in result.report.graphs:
-            print_findings(console, report)
+        print_findings(console, result.report.graphs)
     if result.assumed:
         wraps = console.is_terminal  # at words, for people; elsewhere a line stays a line
         by_source: dict[str, list[str]] = {}
@@ -74,17 +82,24 @@ def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
         )
     else:
         console.print(f"[red bold]Parity failed.[/] The files are in {place}  ({total})", soft_wrap=True)
+        _offer_locate(console, result.bundle, result.report.graphs if result.report else ())
 
 
 def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
     """The same for a bundle that was verified again."""
     console = Console(stderr=to_stderr, highlight=False)
     console.print(result_table(result.report.graphs))
-    for report in result.report.graphs:
-        print_findings(console, report)
+    print_findings(console, result.report.graphs)
     verdict = "[green bold]Passed.[/]" if result.passed else "[red bold]Parity failed.[/]"
     place = escape(_short(result.bundle))
     console.print(f"{verdict} {place} is whole, manifest {result.manifest_sha256[:12]}  ({result.seconds:.1f} s)")
+    _offer_locate(console, result.bundle, result.report.graphs)
+
+
+def _offer_locate(console: Console, bundle: Path, reports: Sequence[GraphReport]) -> None:
+    """What to run next, where an ONNX file computes something else than the model."""
+    if any(row.format == "onnx" and "structure" in {finding.check for finding in row.findings} for row in reports):
+        console.print(f"Where it begins: mytx-export locate {escape(shlex.quote(_short(bundle)))}", soft_wrap=True)
 
 
 def _ratio(ratio: float) -> str:
@@ -100,6 +115,43 @@ def _short(path: Path) -> str:
         return str(path)
 
 
+def print_located(result: BundleLocated, *, to_stderr: bool = False) -> None:
+    """The first place of each graph, what follows from it, and where its reproduction is."""
+    console = Console(stderr=to_stderr, highlight=False)
+    wraps = console.is_terminal
+    for located in result.graphs:
+        if not located.introduced:
+            console.print(
+                f"[green]{located.graph}[/]: computes what the model computes, at all {located.compared} places that "
+                "were compared, in float64. What differs in a runtime is that runtime's doing",
+                soft_wrap=not wraps,
+            )
+        for place in located.introduced[:SHOWN_PLACES]:
+            where = place.module or "the model's own code"
+            console.print(
+                f"[red bold]{located.graph}[/]: [bold]{escape(where)}[/] introduces an error of {place.error:.2g}, "
+                f"{place.allowed:.2g} allowed, in {escape(place.value)} by {escape(place.node or 'no node')}; "
+                f"{escape(place.case)}",
+                soft_wrap=not wraps,
+            )
+        if len(located.introduced) > SHOWN_PLACES:
+            console.print(f"  and {len(located.introduced) - SHOWN_PLACES} more places, see --json")
+        if located.introduced and located.passed_on:
+            console.print(f"  passed on by {len(located.passed_on)} modules that introduce none", soft_wrap=True)
+        if located.graph in result.reproductions:
+            folder = escape(_short(result.reproductions[located.graph]))
+            console.print(f"  reproduction: python {folder}/reproduce.py", soft_wrap=True)
+
+
+def print_plan(plan: BundlePlan, *, to_stderr: bool = False) -> None:
+    """The cases of each graph."""
+    console = Console(stderr=to_stderr, highlight=False)
+    for name, cases in plan.graphs.items():
+        console.print(f"[bold]{escape(name)}[/]  {len(cases)} cases")
+        for case in cases:
+            console.print(f"  {case['name']}  {case['group']:<11}  {escape(case['words'])}", soft_wrap=True)
+
+
 def print_inspection(found: dict[str, Any]) -> None:
     """What a path is: titles with lines under them, then the command to run next."""
     console = Console(highlight=False)
@@ -113,31 +165,62 @@ def print_inspection(found: dict[str, Any]) -> None:
         console.print(f"\n[bold]Next[/]\n  {escape(found['next'])}", soft_wrap=True)
 
 
-def result_table(reports: tuple[GraphReport, ...]) -> Table:
-    """One row for each graph and runtime."""
+def result_table(reports: Sequence[GraphReport]) -> Table:
+    """One row for each file: the worst of all ways that it was run in, in float32 and in float64."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title, justify in (("graph", "left"), ("runtime", "left"), ("cases", "right"), ("max error", "right")):
-        table.add_column(title, justify=justify)  # type: ignore[arg-type]
-    table.add_column("worst ratio", justify="right")
+    table.add_column("file")
+    for title in ("ways to run", "cases", "max error", "worst ratio", "in float64"):
+        table.add_column(title, justify="right")
     table.add_column("")
-    for report in reports:
+    for (graph, format_name), rows in _by_file(reports).items():
+        single = [row for row in rows if row.allowed == FACTOR]
+        double = [row for row in rows if row.allowed != FACTOR]
+        passed, doubted = all(row.passed for row in rows), all(row.passed or row.doubted for row in rows)
         table.add_row(
-            report.graph,
-            report.runtime,
-            str(report.cases),
-            f"{report.max_abs_error:.1e}" if math.isfinite(report.max_abs_error) else "-",
-            f"{_ratio(report.worst_ratio)} of 4" if math.isfinite(report.worst_ratio) else "-",
-            "[green]passed[/]" if report.passed else "[yellow]not judged[/]" if report.doubted else "[red]FAILED[/]",
+            _file(graph, format_name),
+            str(len(rows)),
+            str(sum(row.cases for row in rows)),
+            _largest([row.max_abs_error for row in single], lambda error: f"{error:.1e}"),
+            _largest([row.worst_ratio for row in single], lambda ratio: f"{_ratio(ratio)} of {FACTOR:g}"),
+            _largest([row.worst_ratio for row in double], lambda ratio: f"{_ratio(ratio)} of {EXACT:g}"),
+            "[green]passed[/]" if passed else "[yellow]not judged[/]" if doubted else "[red]FAILED[/]",
         )
     return table
 
 
-def print_findings(console: Console, report: GraphReport) -> None:
-    """What is wrong with a graph, the first few in full."""
-    for finding in report.findings[:SHOWN_FINDINGS]:
-        where = f"{report.graph}, {report.runtime}"
-        text = f"[red]{escape(where)}[/], {finding.check}: {escape(finding.message)}"
-        console.print(text, soft_wrap=not console.is_terminal)
-    more = len(report.findings) - SHOWN_FINDINGS
-    if more > 0:
-        console.print(f"[red]… and {more} more[/], all in parity.json")
+def _by_file(reports: Sequence[GraphReport]) -> dict[tuple[str, str], list[GraphReport]]:
+    files: dict[tuple[str, str], list[GraphReport]] = {}
+    for report in reports:
+        files.setdefault((report.graph, report.format), []).append(report)
+    return files
+
+
+def _file(graph: str, format_name: str) -> str:
+    """The file of a graph; the model itself has none."""
+    return FORMATS[format_name].file(graph) if format_name in FORMATS else f"{graph}, PyTorch"
+
+
+def _largest(numbers: Sequence[float], show: Callable[[float], str]) -> str:
+    """The largest number as it is shown; a dash where there is none, or no number to it."""
+    return show(max(numbers)) if numbers and all(map(math.isfinite, numbers)) else "-"
+
+
+def print_findings(console: Console, reports: Sequence[GraphReport]) -> None:
+    """What is wrong with each file: one finding of each kind, and in which runtimes."""
+    for (graph, format_name), rows in _by_file(reports).items():
+        file = _file(graph, format_name)
+        kinds: dict[str, tuple[str, list[str]]] = {}
+        total = set[str]()
+        for row in rows:
+            for finding in row.findings:
+                total.add(finding.message)
+                kinds.setdefault(finding.check, (finding.message, []))[1].append(row.runtime)
+        for check in sorted(kinds, key=ORDER.index):
+            message, runtimes = kinds[check]
+            ways = list(dict.fromkeys(runtimes))
+            where = f" ({', '.join(ways)})" if check not in WHEREVER and len(ways) < len(rows) else ""
+            text = f"[red]{escape(file)}[/], {check}{escape(where)}: {escape(message)}"
+            console.print(text, soft_wrap=not console.is_terminal)
+        more = len(total) - len(kinds)
+        if more > 0:
+            console.print(f"[red]… and {more} more[/] of {file}, all in parity.json")

@@ -1,108 +1,182 @@
-"""Verification of saved files: weights, interface, rounding. No torch here: references come ready."""
+"""Verification of a saved file: interface, structure, rounding, in each way that it can be run. No torch here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .compare import FACTOR, FAIL, NOT_JUDGED, PASS, Comparison, Expected, compare_case
+from .compare import EXACT, FACTOR, FAIL, NOT_JUDGED, PASS, Comparison, Expected, compare_case
 from .contract import Contract, TensorSpec
+from .formats import Format
 from .memory import release_memory
-from .plan import Array, Case
+from .plan import Case
 from .report import Finding, GraphReport
-from .runtimes import Description, OnnxRuntime, RuntimeOptions
-from .weights import check_weights
-
-# What users run, and the graph without fusions: a fault of the optimiser and one of the exporter look different.
-LEVELS = ("all", "basic")
+from .runtimes import Composed, Description, Runtime, run_all
 
 # The largest of five errors is sometimes small by luck: of 1.4 million honest comparisons 1 in 70,000 was more than
 # four times that far off. So a few cases that are not far off have their noise measured once more, by more runs.
 DOUBTFUL_CASES = 3
-DOUBTFUL_RATIO = 4 * FACTOR
+DOUBTFUL_RATIO = 4
+
+# For the number of a case its reference, with the noise measured by more runs.
+Measure = Callable[[int], Mapping[str, Expected]]
 
 
-def verify_onnx(
+@dataclass(frozen=True)
+class Run:
+    """One way to run a file.
+
+    Attributes:
+        runtime: its name in the report.
+        open: loads the file.
+        takes: whether it is asked for a case.
+        lifted: the file is run in float64, where nothing rounds: the check of structure.
+        dimensions: whether the runtime knows the names of dimensions.
+    """
+
+    runtime: str
+    open: Callable[[Path], Runtime]
+    takes: Callable[[Case], bool] = lambda case: True
+    lifted: bool = False
+    dimensions: bool = True
+
+
+def small(case: Case) -> bool:
+    """Whether a slow runtime is asked for a case."""
+    return case.small
+
+
+def small_shape(case: Case) -> bool:
+    """Whether a slow runtime that only has to agree is: each shape and mask once."""
+    return case.small and case.group not in ("disturbed", "identities")
+
+
+def runs_of(
+    known: Format, graph: str, contract: Contract, present: Collection[str], folder: Path, verbose: bool = False
+) -> list[Run]:
+    """The ways to run the file of ``graph`` in a format; full also by way of encoder and decoder.
+
+    Args:
+        known: the format.
+        graph: its name.
+        contract: of the file.
+        present: the graphs that have a file in the format.
+        folder: where the files are.
+        verbose: let the runtime's own messages through.
+    """
+    runs: list[Run] = known.load_checker().runs(verbose)
+    if graph == "full" and {"encoder", "decoder"} <= set(present):
+        first = runs[0]
+
+        def open_both(_: Path) -> Runtime:
+            encoder, decoder = (first.open(folder / known.file(half)) for half in ("encoder", "decoder"))
+            return Composed(encoder, decoder, contract)
+
+        runs.append(Run(f"{first.runtime}, decoder(encoder)", open_both, dimensions=False))
+    return runs if known.flexible else [_needing_all(run) for run in runs]
+
+
+def _needing_all(run: Run) -> Run:
+    """``run``, not asked for a case in which an optional input is missing."""
+    return replace(run, takes=lambda case: case.group != "optional" and run.takes(case))
+
+
+def verify_file(
     path: Path,
     contract: Contract,
     plan: Sequence[Case],
     expected: Sequence[Mapping[str, Expected]],
-    weights: Mapping[str, Array] | None = None,
+    runs: Sequence[Run],
     *,
+    format_name: str,
     found: Sequence[Finding] = (),
-    measure: Callable[[int], Mapping[str, Expected]] | None = None,
-    verbose: bool = False,
+    measure: Measure | None = None,
 ) -> list[GraphReport]:
-    """Verify one ONNX file in onnxruntime, at each optimisation level of :data:`LEVELS`.
+    """Verify one file in each way of ``runs``.
 
     Args:
         path: the file.
         contract: what it should be.
         plan: the cases to run.
-        expected: the reference for each case.
-        weights: what the file must hold, by state-dict name; None leaves that unchecked.
-        found: what was found wrong before, by :func:`find_weights` say, which needs memory that references take.
-        measure: takes the number of a case and gives its reference with the noise measured by more runs; called for
-            a case that fails by little.
-        verbose: let onnxruntime's own messages through.
+        expected: the reference for each case; it may be changed meanwhile by ``measure``.
+        runs: how to run it.
+        format_name: for the report.
+        found: what was found wrong before, with the weights say; it fails every report.
+        measure: called for a case that fails by little.
     """
-    expected = list(expected)
-    problems = [*found, *([] if weights is None else find_weights(path, weights))]
-    reports = []
-    for level in LEVELS:
-        options = RuntimeOptions(level=level, verbose=verbose)
-        try:
-            runtime = OnnxRuntime.open(path, options)
-        except Exception as error:
-            message = f"onnxruntime cannot load {path.name}: {' '.join(str(error).split())}"
-            name = OnnxRuntime.label(options)
-            reports.append(judge(contract, name, plan, {}, [*problems, Finding("runtime", message)]))
-            continue
+    if len(plan) != len(expected):  # some of it would not be looked at
+        found = [*found, Finding("runtime", f"there are {len(plan)} cases, and references for {len(expected)}")]
+        plan = plan[: len(expected)]
+    return [_verify_run(path, contract, plan, expected, run, format_name, found, measure) for run in runs]
+
+
+def _verify_run(
+    path: Path,
+    contract: Contract,
+    plan: Sequence[Case],
+    expected: Sequence[Mapping[str, Expected]],
+    run: Run,
+    format_name: str,
+    found: Sequence[Finding],
+    measure: Measure | None,
+) -> GraphReport:
+    contract = contract.lifted() if run.lifted else contract
+    factor = EXACT if run.lifted else FACTOR
+    numbers = [number for number, case in enumerate(plan) if run.takes(case)]
+    asked = [plan[number] for number in numbers]
+    try:
+        runtime = run.open(path)
         description = runtime.describe()
-        findings = [*problems, *check_interface(contract, description)]
-        # Run everything first, then judge: one failure must not hide the next.
-        results: dict[str, list[Comparison]] = {}
-        for case, reference in zip(plan, expected, strict=True):
-            try:
-                results[case.name] = compare_case(contract, case, runtime.run(case.inputs), reference)
-            except Exception as error:
-                message = f"case {case.name} ({case.words}): {' '.join(str(error).split())}"
-                findings.append(Finding("runtime", message))
-        if measure is not None:
-            for index in _doubtful(plan, results):
-                expected[index] = measure(index)
-                outputs = runtime.run(plan[index].inputs)
-                results[plan[index].name] = compare_case(contract, plan[index], outputs, expected[index])
-        reports.append(judge(contract, description.runtime, plan, results, findings))
-        del runtime
-        release_memory()
-    return reports
+    except Exception as error:
+        message = f"{run.runtime} cannot load {path.name}: {' '.join(str(error).split())}"
+        return judge(contract, run, asked, {}, [*found, Finding("runtime", message)], format_name=format_name)
+    findings = [*found, *check_interface(contract, description, dimensions=run.dimensions)]
+    # Run everything first, then judge: one failure must not hide the next.
+    results: dict[str, list[Comparison]] = {}
+    for number, outputs in zip(numbers, run_all(runtime, [case.inputs for case in asked]), strict=True):
+        case = plan[number]
+        if isinstance(outputs, Exception):
+            message = f"case {case.name} ({case.words}): {' '.join(str(outputs).split())}"
+            findings.append(Finding("runtime", message))
+        else:
+            results[case.name] = compare_case(contract, outputs, expected[number], factor)
+    if measure is not None:
+        again = [number for number in numbers if plan[number].name in _doubtful(results, factor)]
+        outcomes = run_all(runtime, [plan[number].inputs for number in again])
+        for number, outputs in zip(again, outcomes, strict=True):
+            if not isinstance(outputs, Exception):
+                results[plan[number].name] = compare_case(contract, outputs, measure(number), factor)
+    del runtime
+    release_memory(cycles=False)
+    return judge(contract, run, asked, results, findings, format_name=format_name)
 
 
-def _doubtful(plan: Sequence[Case], results: Mapping[str, Sequence[Comparison]]) -> list[int]:
+def _doubtful(results: Mapping[str, Sequence[Comparison]], factor: float) -> set[str]:
     """The cases that failed, if they are few and none is far off: a real fault shows in more, or by more."""
     failed = [
-        (index, comparison.ratio)
-        for index, case in enumerate(plan)
-        for comparison in results.get(case.name, ())
+        (name, comparison.ratio)
+        for name, comparisons in results.items()
+        for comparison in comparisons
         if comparison.verdict == FAIL
     ]
-    few = len(failed) <= DOUBTFUL_CASES and all(ratio <= DOUBTFUL_RATIO for _, ratio in failed)
-    return sorted({index for index, _ in failed}) if few else []
+    few = len(failed) <= DOUBTFUL_CASES and all(ratio <= DOUBTFUL_RATIO * factor for _, ratio in failed)
+    return {name for name, _ in failed} if few else set()
 
 
 def judge(
     contract: Contract,
-    runtime: str,
+    run: Run,
     plan: Sequence[Case],
     results: Mapping[str, Sequence[Comparison]],
     findings: Sequence[Finding],
     *,
-    format_name: str = "onnx",
+    format_name: str,
 ) -> GraphReport:
     """One line of the report out of all comparisons of a graph in a runtime, by the name of their case."""
     found = list(findings)
+    values = "structure" if run.lifted else "rounding"
     worst_ratio, worst_case, largest, compared = 0.0, "", 0.0, 0
     for case in plan:
         for comparison in results.get(case.name, ()):
@@ -111,13 +185,14 @@ def judge(
                 where = f" at {list(comparison.worst_index)}" if comparison.worst_index else ""
                 verdict = "" if comparison.verdict == FAIL else f"{comparison.verdict}: "
                 text = f"case {case.name} ({case.words}), {comparison.output}{where}: {verdict}{comparison.reason}"
-                found.append(Finding("rounding" if comparison.verdict == FAIL else NOT_JUDGED, text))
+                check = "interface" if comparison.interface else values
+                found.append(Finding(check if comparison.verdict == FAIL else NOT_JUDGED, text))
             if not comparison.ratio <= worst_ratio:
                 worst_ratio, worst_case = comparison.ratio, case.words
             if not comparison.max_abs_error <= largest:
                 largest = comparison.max_abs_error
     if compared == 0:
-        found.append(Finding("rounding", "nothing was compared"))
+        found.append(Finding(values, "nothing was compared"))
         largest = worst_ratio = math.inf
     complete = len(results) == len(plan)
     if not complete:
@@ -125,7 +200,7 @@ def judge(
     return GraphReport(
         graph=contract.graph,
         format=format_name,
-        runtime=runtime,
+        runtime=run.runtime,
         cases=len(results),
         compared=compared,
         max_abs_error=largest,
@@ -133,31 +208,27 @@ def judge(
         worst_case=worst_case,
         passed=not found and complete,
         findings=tuple(found),
+        allowed=EXACT if run.lifted else FACTOR,
     )
 
 
-def find_weights(path: Path, weights: Mapping[str, Array]) -> list[Finding]:
-    """What is wrong with the weights of the file: check 1."""
-    try:
-        return [Finding("weights", message) for message in check_weights(path, weights)]
-    except Exception as error:  # a file that is damaged, or whose weights are in another that is missing
-        return [Finding("weights", f"{path.name} cannot be read: {' '.join(str(error).split())}")]
-
-
-def check_interface(contract: Contract, description: Description) -> list[Finding]:
-    """Exactly the contract's tensors, with its dtypes and dimensions."""
+def check_interface(contract: Contract, description: Description, *, dimensions: bool = True) -> list[Finding]:
+    """Exactly the contract's tensors, with its dtypes and dimensions as far as the runtime knows them."""
     return [
         Finding("interface", message)
         for kind, specs, found in (
             ("input", contract.inputs, description.inputs),
             ("output", contract.outputs, description.outputs),
         )
-        for message in _interface_problems(kind, specs, found)
+        for message in _interface_problems(kind, specs, found, dimensions)
     ]
 
 
 def _interface_problems(
-    kind: str, specs: Sequence[TensorSpec], found: Mapping[str, tuple[str, tuple[str | int, ...]]]
+    kind: str,
+    specs: Sequence[TensorSpec],
+    found: Mapping[str, tuple[str, tuple[str | int, ...]]],
+    dimensions: bool,
 ) -> list[str]:
     names = [spec.name for spec in specs]
     problems = [f"{kind} {name} is not in the contract" for name in found if name not in names]
@@ -168,8 +239,8 @@ def _interface_problems(
             problems.append(f"{kind} {spec.name} is missing from the file")
             continue
         dtype, shape = found[spec.name]
-        if dtype != spec.dtype:
+        if dtype and dtype != spec.dtype:
             problems.append(f"{kind} {spec.name} is {dtype}, the contract says {spec.dtype}")
-        if shape != spec.labels:
+        if dimensions and shape != spec.labels:
             problems.append(f"{kind} {spec.name} is {list(shape)}, the contract says {list(spec.labels)}")
     return problems

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +49,25 @@ def check_weights(path: Path, expected: Mapping[str, Array]) -> list[str]:
         if any(_is_large_constant(attribute) for attribute in node.attribute)
     ]
     return problems
+
+
+def compare_weights(found: Mapping[str, Array], read: Collection[str], expected: Mapping[str, Array]) -> list[str]:
+    """What is wrong with weights that are in memory.
+
+    Args:
+        found: what the file holds, by state-dict name.
+        read: the names that its graph reads.
+        expected: as for :func:`check_weights`.
+    """
+    problems = []
+    for name, array in found.items():
+        if name not in expected:
+            problems.append(f"{name} is in the file, but the graph has no such weight in the model")
+        elif name not in read:
+            problems.append(f"{name} is in the file, but no output depends on it")
+        else:
+            problems += _differences(name, array, expected[name])
+    return problems + [f"{name} is not in the file" for name in expected if name not in found]
 
 
 def _unknown(tensor: onnx.TensorProto) -> list[str]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .build import Model as Model
     from .build import build_model as build_model
     from .build import config_of as config_of
+    from .cached import CachedDecoder as CachedDecoder
     from .checkpoint import load_checkpoint as load_checkpoint
     from .classification import ClassificationModel as ClassificationModel
     from .config import Assumption as Assumption
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .errors import MytxError as MytxError
     from .presets import PRESETS as PRESETS
     from .presets import build_preset as build_preset
+    from .search import Generator as Generator
     from .sequence import CoupletModel as CoupletModel
     from .sequence import TranslationModel as TranslationModel
     from .storage import load_model as load_model
@@ -32,10 +34,12 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Assumption": "config",
+    "CachedDecoder": "cached",
     "CheckpointDescription": "description",
     "CheckpointError": "errors",
     "ClassificationModel": "classification",
     "CoupletModel": "sequence",
+    "Generator": "search",
     "Model": "build",
     "ModelConfig": "config",
     "MytxError": "errors",

@@ -49,13 +49,13 @@ def test_the_commands_and_the_code_run_as_they_stand(tmp_path):
 
 def test_there_is_something_to_run():
     assert len(blocks("sh setup")) == 2
-    assert len(blocks("sh")) == 3
+    assert len(blocks("sh")) == 4
     assert len(blocks("python")) == 2
 
 
 def test_ci_runs_the_test_command_of_the_readme():
     command = blocks("sh setup")[1].rpartition("&&")[2].strip()
-    assert command == "python -m pytest"
+    assert command == "python -m pytest -n 2 --dist loadfile --no-loadscope-reorder"
     assert command in (ROOT / ".ci" / "run").read_text().splitlines()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from mytx.exporter import export_onnx
+from mytx.exporter import export_bundle
 from mytx.models import TranslationModel
 from mytx.models.vocab import Vocabulary
 
@@ -24,7 +24,7 @@ def tiny_bundle() -> Path:
     """The folder of the bundle; copy it before you change it."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    result = export_onnx(tiny_model(), folder / "bundle", vocabulary=Vocabulary(LETTERS, SOUNDS))
+    result = export_bundle(tiny_model(), folder / "bundle", vocabulary=Vocabulary(LETTERS, SOUNDS))
     assert result.passed
     return folder / "bundle"
 

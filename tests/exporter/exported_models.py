@@ -9,15 +9,16 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from mytx.exporter import onnx_format
+from mytx.exporter import onnx_checks, onnx_format
 from mytx.exporter.compare import Expected
 from mytx.exporter.contract import Contract
 from mytx.exporter.graphs import graphs_of
-from mytx.exporter.pipeline import quiet
-from mytx.exporter.plan import Case, make_plan
+from mytx.exporter.identities import whole_plan
+from mytx.exporter.plan import Case
+from mytx.exporter.quiet import quiet
 from mytx.exporter.reference import compute_references
 from mytx.exporter.report import GraphReport
-from mytx.exporter.verify import verify_onnx
+from mytx.exporter.verify import verify_file
 from mytx.models import ClassificationModel, CoupletModel, Model, TranslationModel
 from mytx.transformer import MyTransformer
 
@@ -95,10 +96,10 @@ class Exported:
                     self._raw[name] = onnx_format.to_onnx(self.graphs[name])
         return self._raw[name]
 
-    def finished(self, name: str) -> ir.Model:
+    def finished(self, name: str, producer: str = "0.0.0") -> ir.Model:
         """A graph as it is saved."""
         model = self.raw(name).clone()
-        onnx_format.finish(model, self.contract(name), {"mytx.version": "0.0.0"})
+        onnx_format.finish(model, self.contract(name), {"mytx.version": producer})
         return model
 
     def path(self, name: str) -> Path:
@@ -113,7 +114,7 @@ class Exported:
 
     def plan(self, name: str) -> list[Case]:
         if name not in self._plans:
-            self._plans[name] = make_plan(self.contract(name))
+            self._plans[name] = whole_plan(self.contract(name))
         return self._plans[name]
 
     def expected(self, name: str) -> list[dict[str, Expected]]:
@@ -130,7 +131,10 @@ class Exported:
         return {key: tensor.numpy() for key, tensor in self.graphs[name].weights().items()}
 
     def verify(self, name: str, path: Path | None = None) -> list[GraphReport]:
-        """Reports on the saved file, or on another that stands for it."""
-        return verify_onnx(
-            path or self.path(name), self.contract(name), self.plan(name), self.expected(name), self.weights(name)
+        """Reports on the saved file, or on another that stands for it, in each way that it can be run."""
+        path = path or self.path(name)
+        found = onnx_checks.find_weights(path, self.weights(name))
+        plan, expected = self.plan(name), self.expected(name)
+        return verify_file(
+            path, self.contract(name), plan, expected, onnx_checks.runs(), format_name="onnx", found=found
         )

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
-import onnx
-from exported_models import Exported
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from mytx.exporter.report import GraphReport
 
 Fault = Callable[[GraphProto], None]
-
-
-def verify_with(
-    fault: Callable[[onnx.ModelProto], None], exported: Exported, name: str, folder: Path
-) -> list[GraphReport]:
-    """Reports on a copy of an honest file with ``fault`` in it."""
-    model = onnx.load(exported.path(name))
-    before = model.SerializeToString(deterministic=True)
-    fault(model)
-    assert model.SerializeToString(deterministic=True) != before
-    onnx.save(model, folder / f"{name}.onnx")
-    return exported.verify(name, folder / f"{name}.onnx")
 
 
 def weight(graph: GraphProto, name: str) -> TensorProto:
@@ -37,9 +22,15 @@ def change(graph: GraphProto, name: str, function: Callable[[np.ndarray], np.nda
     tensor.CopyFrom(numpy_helper.from_array(function(numpy_helper.to_array(tensor).copy()), tensor.name))
 
 
-def node(graph: GraphProto, op_type: str, part: str = "") -> NodeProto:
-    """The first node of a type whose name holds ``part``."""
-    return next(found for found in graph.node if found.op_type == op_type and part in found.name)
+def node(graph: GraphProto, op_type: str, part: str = "", **attributes: object) -> NodeProto:
+    """The first node of a type whose name holds ``part``, with those attributes."""
+    return next(
+        found
+        for found in graph.node
+        if found.op_type == op_type
+        and part in found.name
+        and attributes.items() <= {item.name: helper.get_attribute_value(item) for item in found.attribute}.items()
+    )
 
 
 def reads(graph: GraphProto, name: str) -> list[NodeProto]:
@@ -132,12 +123,3 @@ def mask_polarity_turned(name: str) -> Fault:
 
 def checks(report: GraphReport) -> set[str]:
     return {finding.check for finding in report.findings}
-
-
-def assert_found(reports: list[GraphReport], expected: set[str], words: str = "") -> None:
-    """Not passed, at either optimisation level, for exactly the expected reasons."""
-    assert len(reports) == 2
-    for report in reports:
-        assert not report.passed
-        assert checks(report) == expected
-        assert any(words in finding.message for finding in report.findings)

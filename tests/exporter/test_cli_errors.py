@@ -22,7 +22,10 @@ import pytest
 import torch
 from cli_support import (
     COMMAND,
+    EAGER,
     GRAPHS,
+    HALVES,
+    IN_ONNX,
     Result,
     assert_refused,
     contents,
@@ -34,7 +37,7 @@ from cli_support import (
 )
 from exported_models import Exported
 
-from mytx.exporter import bundle, onnx_format, pipeline
+from mytx.exporter import bundle, onnx_checks, onnx_format, pipeline, proving
 from mytx.exporter.contract import Contract
 
 Run = Callable[..., Result]
@@ -109,13 +112,22 @@ def test_a_bundle_that_is_not_equal_goes_to_failed_and_the_exit_code_is_1(
     assert {f"{graph}.onnx" for graph in GRAPHS} < set(names(tmp_path / "bundle.failed"))
     parity = json.loads((tmp_path / "bundle.failed" / "parity.json").read_text())
     assert parity["passed"] is False
-    verdicts = [(row["graph"], row["passed"]) for row in parity["graphs"]]
-    assert verdicts == [(graph, graph != "decoder") for graph in GRAPHS for _ in range(2)]
+    for graph in GRAPHS:
+        verdicts = [row["passed"] for row in parity["graphs"] if (row["graph"], row["format"]) == (graph, "eager")]
+        assert verdicts == [True] * EAGER[graph]
+        verdicts = [row["passed"] for row in parity["graphs"] if (row["graph"], row["format"]) == (graph, "onnx")]
+        assert verdicts[:7] == [graph != "decoder"] * 7
+        assert len(verdicts) == IN_ONNX[graph]
+    (halves,) = [row["passed"] for row in parity["graphs"] if row["runtime"] == HALVES]
+    assert halves is (fault is move_a_weight)  # there the decoder is the faulty file, whose outputs are all the same
     lines = result.out.splitlines()
-    assert sum(line.rstrip().endswith("FAILED") for line in lines) == 2
-    assert sum(line.rstrip().endswith("passed") for line in lines) == 4
-    assert lines[-1].startswith("Parity failed. The files are in ")
-    assert "bundle.failed" in lines[-1]
+    shown = [line.split()[0] for line in lines if line.rstrip().endswith("FAILED")]
+    assert shown == ["decoder.onnx", *([] if fault is move_a_weight else ["full.onnx"])]
+    assert sum(line.rstrip().endswith("passed") for line in lines) == 2 * len(GRAPHS) - len(shown)
+    (verdict,) = [line for line in lines if line.startswith("Parity failed. The files are in ")]
+    assert "bundle.failed" in verdict
+    offered = [line for line in lines if "mytx-export locate" in line]
+    assert offered == ([] if fault is move_a_weight else lines[-1:])  # a weight that differs needs no search
 
 
 @pytest.mark.usefixtures("quick")
@@ -143,7 +155,7 @@ def test_the_json_of_a_failure_says_what_was_found(folder: Path, run: Run, tmp_p
     assert values["passed"] is False
     assert values["bundle"] == str(tmp_path / "bundle.failed")
     for row in values["graphs"]:
-        assert row["passed"] is (row["graph"] != "full")
+        assert row["passed"] is ((row["graph"], row["format"]) != ("full", "onnx"))
         assert [finding["check"] for finding in row["findings"]] == ([] if row["passed"] else ["weights"])
     assert "my_transformer.decoder.layers.0.linear1.bias" in values["graphs"][-1]["findings"][0]["message"]
     assert "Parity failed." in result.err
@@ -159,8 +171,11 @@ def test_numbers_that_are_not_finite_are_null_in_the_json(
     monkeypatch.setattr("mytx.exporter.runtimes.OnnxRuntime.run", fail)
     result = run("onnx", folder, "-o", tmp_path / "bundle", "--json", "--component", "encoder")
     assert result.code == 1
-    assert result.json()["graphs"][0]["max_abs_error"] is None
-    assert "planted" in result.json()["graphs"][0]["findings"][0]["message"]
+    rows = [row for row in result.json()["graphs"] if row["runtime"].startswith("onnxruntime")]
+    assert len(rows) == 5
+    for row in rows:
+        assert row["max_abs_error"] is None
+        assert "planted" in row["findings"][0]["message"]
 
 
 @pytest.mark.usefixtures("quick")
@@ -510,7 +525,7 @@ def test_a_bug_is_a_short_message_and_a_log(
 ) -> None:
     (tmp_path / "logs").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "logs"))
-    monkeypatch.setattr(pipeline, "_verify", fail_strangely)
+    monkeypatch.setattr(pipeline, "prove", fail_strangely)
     result = run("onnx", folder, "-o", place / "x")
     [log] = (tmp_path / "logs").iterdir()
     assert_refused(result, "a bug in mytx", "RuntimeError: planted in two lines", "report", str(log), code=3)
@@ -526,7 +541,7 @@ def test_a_bug_where_no_log_can_be_written_is_still_3(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
-    monkeypatch.setattr(pipeline, "_verify", fail_strangely)
+    monkeypatch.setattr(pipeline, "prove", fail_strangely)
     assert_refused(run("onnx", folder, "-o", place / "x"), "a bug in mytx", "report", code=3)
 
 
@@ -537,11 +552,13 @@ def test_a_bug_where_no_log_can_be_written_is_still_3(
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (onnx_format, "to_onnx"),
-        (onnx_format, "compose_full"),
+        (onnx_format, "export"),
+        (onnx_format, "finish"),
         (onnx_format, "save"),
-        (pipeline, "compute_references"),
-        (pipeline, "verify_onnx"),
+        (proving, "compute_references"),
+        (proving, "verify_file"),
+        (onnx_checks, "find_weights"),
+        (pipeline, "write_stored"),
         (pipeline, "write_json"),
         (pipeline, "describe_files"),
     ],

@@ -11,14 +11,25 @@ from pathlib import Path
 
 import onnx
 import pytest
-from cli_support import COMMAND, GRAPHS, Result, names, run_process, save_folder, save_pt, use_exports
+from cli_support import (
+    COMMAND,
+    EAGER,
+    GRAPHS,
+    IN_ONNX,
+    Result,
+    names,
+    run_process,
+    save_folder,
+    save_pt,
+    use_exports,
+)
 from exported_models import Exported
 
 from mytx.exporter import onnx_format
 from mytx.exporter.cli import cli
 
 Run = Callable[..., Result]
-ROW_KEYS = {"graph", "format", "runtime", "cases", "compared", "max_abs_error", "worst_ratio", "passed"}
+ROW_KEYS = {"graph", "format", "runtime", "cases", "compared", "max_abs_error", "worst_ratio", "allowed", "passed"}
 
 
 # --- the real command ------------------------------------------------------------------------------------------------
@@ -29,9 +40,11 @@ def test_a_saved_folder_becomes_three_graphs_and_nothing_is_said_but_the_table(f
     assert result.code == 0
     assert result.err == ""
     lines = result.out.splitlines()
-    assert lines[0].split() == ["graph", "runtime", "cases", "max", "error", "worst", "ratio"]
-    for graph in GRAPHS:
-        assert sum(line.startswith(graph) and line.rstrip().endswith("passed") for line in lines) == 2
+    assert lines[0].split() == ["file", "ways", "to", "run", "cases", "max", "error", "worst", "ratio", "in", "float64"]
+    rows = {line.split()[0].strip(","): line.split() for line in lines if line.rstrip().endswith("passed")}
+    assert list(rows) == [name for graph in GRAPHS for name in (graph, f"{graph}.onnx")]  # first in PyTorch itself
+    ways = {name: next(int(word) for word in row if word.isdigit()) for name, row in rows.items()}
+    assert ways == EAGER | {f"{graph}.onnx": IN_ONNX[graph] for graph in GRAPHS}
     assert lines[-1].startswith("Passed. bundle  (")
     assert "\x1b" not in result.out
     assert max(map(len, lines)) <= 80
@@ -47,7 +60,7 @@ def test_a_pt_file_and_with_v_the_libraries_may_talk_but_not_into_the_json(bare:
     )
     assert result.code == 0
     assert result.json()["passed"] is True
-    table = result.err.index("graph ")
+    table = result.err.index("ways to run")
     assert "torch" in result.err[:table], "PyTorch has nothing to say any more, so nothing was tested"
     assert "encoder" in result.err[table:]
     assert "Passed." in result.err[table:]
@@ -66,15 +79,21 @@ def test_json_is_one_strict_object_on_stdout_and_all_else_is_on_stderr(folder: P
     assert values["bundle"] == str(tmp_path / "bundle")
     assert values["assumed"] == []
     assert all(seconds >= 0 for seconds in values["seconds"].values())
-    assert [row["graph"] for row in values["graphs"]] == [graph for graph in GRAPHS for _ in range(2)]
+    assert [(row["graph"], row["format"]) for row in values["graphs"]] == [
+        (graph, name)
+        for graph in GRAPHS
+        for name, count in (("eager", EAGER[graph]), ("onnx", IN_ONNX[graph]))
+        for _ in range(count)
+    ]
     for row in values["graphs"]:
         assert set(row) >= ROW_KEYS
-        assert row["format"] == "onnx"
-        assert row["runtime"].startswith("onnxruntime")
-        assert row["cases"] >= 24
-        assert row["compared"] > 1000
+        exact = row["runtime"].endswith("float64")
+        assert row["runtime"].startswith("PyTorch" if row["format"] == "eager" else ("onnxruntime", "onnx.reference"))
+        assert row["cases"] >= (24 if row["runtime"].startswith("onnxruntime") else 3)
+        assert row["compared"] > 500
         assert 0 < row["max_abs_error"] < 1e-4
-        assert 0 < row["worst_ratio"] <= 4
+        assert row["allowed"] == (0.1 if exact else 4)
+        assert 0 < row["worst_ratio"] <= row["allowed"]
         assert row["passed"] is True
     assert "Passed." in result.err
 
@@ -222,7 +241,8 @@ def test_a_model_of_an_encoder_alone_gives_what_it_has(
     folder = save_folder(exported, tmp_path / "saved")
     result = run("onnx", folder, "-o", tmp_path / "bundle", "--json")
     assert result.code == 0
-    assert [row["graph"] for row in result.json()["graphs"]] == ["encoder", "encoder", "full", "full"]
+    rows = [(row["graph"], row["format"]) for row in result.json()["graphs"]]
+    assert rows == [(graph, name) for graph in ("encoder", "full") for name in ("eager", *["onnx"] * 7)]
     assert sorted(path.name for path in (tmp_path / "bundle").glob("*.onnx")) == ["encoder.onnx", "full.onnx"]
 
 
@@ -304,10 +324,10 @@ VERDICT = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from mytx.exporter import cli
+from mytx.exporter import cli, export_commands
 passed = sys.argv[1] == "passed"
 result = SimpleNamespace(passed=passed, report=None, bundle=Path("x"), assumed=(), seconds={}, to_dict=lambda: {})
-cli._export = lambda *arguments: result
+export_commands._export = lambda *arguments, **options: result
 cli.main(["onnx", "model.pt", "-o", "x", *sys.argv[2:]])
 """
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mytx.exporter.compare import (
+    EXACT,
     FACTOR,
     FAIL,
     NOISE_LIMIT,
@@ -21,12 +22,10 @@ from mytx.exporter.compare import (
     compare_values,
 )
 from mytx.exporter.contract import Axis, Contract, TensorSpec
-from mytx.exporter.plan import Case
 
 SPEC = TensorSpec("y", "float32", (Axis("batch"), 5, 8))
 SECOND = TensorSpec("z", "float32", (Axis("batch"),))
 CONTRACT = Contract("full", (), (SPEC,), "batch first")
-CASE = Case("00", {}, "batch 2")
 NOISE = 2.0**-20
 
 
@@ -42,7 +41,7 @@ def expected(array: np.ndarray | None = None, noise: float = NOISE) -> Expected:
 
 
 def compare(actual: dict[str, Any], reference: dict[str, Expected] | None = None) -> list[Comparison]:
-    return compare_case(CONTRACT, CASE, actual, {"y": expected()} if reference is None else reference)
+    return compare_case(CONTRACT, actual, {"y": expected()} if reference is None else reference)
 
 
 def test_equal_values_pass() -> None:
@@ -53,7 +52,7 @@ def test_equal_values_pass() -> None:
 def test_a_missing_output_fails_and_the_others_are_still_compared() -> None:
     contract = Contract("full", (), (SPEC, SECOND), "batch first")
     references = {"y": expected(), "z": expected(values(3))}
-    results = compare_case(contract, CASE, {"z": values(3)}, references)
+    results = compare_case(contract, {"z": values(3)}, references)
     assert [(result.output, result.verdict) for result in results] == [("y", FAIL), ("z", PASS)]
     assert "did not give" in results[0].reason
     assert results[0].elements == 0
@@ -158,6 +157,52 @@ def test_one_wrong_element_among_many_fails_and_is_named() -> None:
     result = compare_values("y", actual, reference)
     assert (result.verdict, result.worst_index) == (FAIL, (2, 71, 14))
     assert result.max_abs_error == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("factor", [EXACT, 1.0, FACTOR, 100.0])
+def test_another_factor_allows_so_many_times_the_noise_and_the_ratio_stays(factor: float) -> None:
+    allowance = NOISE + ULP * 2.0
+    for part, verdict in ((0.99, PASS), (1.01, FAIL)):
+        actual = values().astype(np.float64)
+        actual[0, 0, 0] += part * factor * allowance
+        result = compare_values("y", actual, expected(), factor)
+        assert result.verdict == verdict
+        assert math.isclose(result.ratio, part * factor, rel_tol=1e-6)
+        if verdict == FAIL:
+            assert f"{factor:g} allowed" in result.reason
+
+
+def test_in_float64_far_less_is_allowed_than_in_float32() -> None:
+    assert (EXACT, FACTOR) == (0.1, 4.0)
+    actual = values().astype(np.float64)
+    actual[0, 0, 0] += NOISE
+    assert compare_values("y", actual, expected()).verdict == PASS
+    assert compare_values("y", actual, expected(), EXACT).verdict == FAIL
+
+
+def test_a_lifted_contract_asks_for_float64() -> None:
+    actual = values().astype(np.float64)
+    (result,) = compare_case(CONTRACT.lifted(), {"y": actual}, {"y": expected()}, EXACT)
+    assert result.verdict == PASS
+    (result,) = compare_case(CONTRACT.lifted(), {"y": values()}, {"y": expected()}, EXACT)
+    assert (result.verdict, result.interface) == (FAIL, True)
+    assert "dtype float32, the contract says float64" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("actual", "interface"),
+    [
+        ({}, True),
+        ({"y": values().astype(np.float64)}, True),
+        ({"y": values()[:1]}, True),
+        ({"y": np.zeros((0, 5, 8), np.float32)}, True),
+        ({"y": values() + 1}, False),
+        ({"y": np.full((2, 5, 8), np.nan, np.float32)}, False),
+    ],
+)
+def test_wrong_names_dtypes_and_shapes_are_told_from_wrong_values(actual: dict[str, Any], interface: bool) -> None:
+    (result,) = compare(actual)
+    assert (result.verdict, result.interface) == (FAIL, interface)
 
 
 def test_noise_at_the_limit_is_judged_and_above_it_is_not() -> None:

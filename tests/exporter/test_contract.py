@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from exported_models import KINDS, build
@@ -65,6 +66,45 @@ def test_an_input_is_found_by_its_name() -> None:
     assert contract.input("second") is second
     with pytest.raises(StopIteration):
         contract.input("third")
+
+
+def test_json_keeps_what_may_be_left_out_and_what_hides_what() -> None:
+    spec = TensorSpec("x", "int64", (BATCH, SOURCE), optional=True, hidden_by=("a", "b"), future="inside")
+    contract = Contract("encoder", (spec,), (), "batch first")
+    (read,) = Contract.from_dict(json.loads(json.dumps(contract.to_dict()))).inputs
+    assert (read.optional, read.hidden_by, read.future) == (True, ("a", "b"), "inside")
+    assert read == spec
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lifted_contract_is_the_same_with_float64_for_float32(kind: str) -> None:
+    for graph in graphs_of(build(kind), KINDS[kind][1]).values():
+        lifted = graph.contract.lifted()
+        specs = [*graph.contract.inputs, *graph.contract.outputs]
+        raised = [*lifted.inputs, *lifted.outputs]
+        assert {spec.dtype for spec in raised} <= {"float64", "int64", "bool"}
+        assert lifted.outputs[0].dtype == "float64"
+        for before, after in zip(specs, raised, strict=True):
+            dtype = "float64" if before.dtype == "float32" else before.dtype
+            assert after == replace(before, dtype=dtype)
+        assert replace(lifted, inputs=graph.contract.inputs, outputs=graph.contract.outputs) == graph.contract
+        assert lifted.lifted() == lifted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_hides_an_input_is_another_input_of_the_graph(kind: str) -> None:
+    for graph in graphs_of(build(kind), KINDS[kind][1]).values():
+        contract = graph.contract
+        names = [spec.name for spec in contract.inputs]
+        for spec in contract.inputs:
+            assert not spec.optional
+            assert set(spec.hidden_by) <= set(names)
+            assert {contract.input(name).role for name in spec.hidden_by} <= {"padding"}
+            assert spec.future in ("", "inside", "tgt_mask")
+            if spec.future not in ("", "inside"):
+                assert contract.input(spec.future).role == "attention"
+            if spec.role in ("padding", "attention"):
+                assert (spec.hidden_by, spec.future) == ((), "")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from exported_models import EVERY_MASK, KINDS, build, classification, couplet, t
 
 from mytx.exporter import OptionError
 from mytx.exporter.contract import TensorSpec
-from mytx.exporter.graphs import MASK_AXES, Graph, graphs_of, parse_masks
+from mytx.exporter.graphs import MASK_AXES, Graph, graphs_of, masks_of, parse_masks
+from mytx.exporter.plan import optional_cases
 from mytx.transformer import MyTransformer
 
 INT, BOOL, FLOAT = "int64", "bool", "float32"
@@ -140,6 +143,49 @@ def test_too_few_positions_to_trace_at_are_refused() -> None:
     assert set(graphs_of(translation(max_length=8))) == {"encoder", "decoder", "full"}
 
 
+# --- formats in which an input can be left out ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flexible_contract_has_every_mask_and_only_masks_may_be_left_out(kind: str) -> None:
+    for graph in graphs_of(build(kind), KINDS[kind][1]).values():
+        flexible = graph.flexible
+        masks = {name for name in inspect.signature(graph.module.forward).parameters if name.endswith("mask")}
+        assert {spec.name for spec in flexible.inputs if spec.optional} == masks
+        assert {spec.name for spec in flexible.inputs if not spec.optional} == {
+            spec.name for spec in graph.contract.inputs if spec.role in ("ids", "values")
+        }
+        assert flexible.outputs == graph.contract.outputs
+        for spec in graph.contract.inputs:
+            assert replace(flexible.input(spec.name), optional=False) == spec
+
+
+@pytest.mark.parametrize("masks", ["", "tgt_mask:3d", "src_key_padding_mask:float,memory_mask:bool", EVERY_MASK])
+def test_masks_that_a_file_has_not_are_those_that_a_flexible_one_has_more(masks: str) -> None:
+    kinds = parse_masks(masks)
+    for graph in graphs_of(MyTransformer(16, 2, 1, 1, 24), masks).values():
+        given = {spec.name for spec in graph.contract.inputs}
+        more = {spec.name for spec in graph.more}
+        assert not given & more
+        assert given | more == {spec.name for spec in graph.flexible.inputs}
+        assert more == {name for name in set(MASK_AXES) - set(kinds) if name in more}
+        assert all(spec.dtype == (BOOL if spec.name.endswith("key_padding_mask") else FLOAT) for spec in graph.more)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_mask_may_be_left_out_of_the_modules_call(kind: str) -> None:
+    for graph in graphs_of(build(kind), KINDS[kind][1]).values():
+        cases = optional_cases(graph.flexible)
+        outputs = []
+        for case in cases:
+            with torch.no_grad():
+                given = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
+                outputs.append(graph.module(**given))
+        assert {output.shape for output in outputs} == {outputs[0].shape}
+        for case, output in zip(cases[1:], outputs[1:], strict=True):  # each mask matters
+            assert not torch.equal(output, outputs[0]), case.words
+
+
 # --- masks -----------------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +225,19 @@ def test_a_model_on_ids_takes_no_choice_of_masks(model: Any) -> None:
         graphs_of(model, "tgt_mask")
 
 
+@pytest.mark.parametrize("flexible", [False, True])
+@pytest.mark.parametrize("masks", ["", "tgt_mask:3d", "src_mask:bool,memory_key_padding_mask:float", EVERY_MASK])
+def test_contracts_say_which_masks_make_them_again(masks: str, flexible: bool) -> None:
+    model = MyTransformer(16, 2, 1, 1, 24)
+    graphs = graphs_of(model, masks)
+    contracts = [graph.contract for graph in graphs.values()]
+    found = masks_of(contracts)
+    assert parse_masks(found) == parse_masks(masks)
+    assert [graph.contract for graph in graphs_of(model, found).values()] == contracts
+    if flexible:  # in a file where all can be left out, nothing says which were asked for
+        assert masks_of([graph.flexible for graph in graphs.values()]) == ""
+
+
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +265,7 @@ def test_the_weights_of_a_graph_are_the_models_own_values() -> None:
         assert tensor.data_ptr() == state[name].data_ptr()
 
 
-def test_a_graphs_module_takes_its_tensors_in_the_contracts_order() -> None:
+def test_a_graphs_module_computes_what_the_model_does() -> None:
     model = build("translation")
     src, tgt = torch.randint(0, 11, (3, 4)), torch.randint(0, 13, (3, 6))
     src_padding, tgt_padding = torch.rand(3, 4) < 0.3, torch.rand(3, 6) < 0.3
@@ -217,5 +276,13 @@ def test_a_graphs_module_takes_its_tensors_in_the_contracts_order() -> None:
         logits = graphs["decoder"].module(tgt, memory, tgt_padding, src_padding)
         assert torch.equal(logits, model.decode(tgt, memory, tgt_padding, src_padding))
         assert torch.equal(graphs["full"].module(src, tgt, src_padding, tgt_padding), logits)
-        with pytest.raises(ValueError, match=r"shorter|longer"):
-            graphs["encoder"].module(src)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graphs_module_takes_the_contracts_inputs_by_name(kind: str) -> None:
+    for graph in graphs_of(build(kind), KINDS[kind][1]).values():
+        arguments = list(inspect.signature(graph.module.forward).parameters)
+        assert [name for name in arguments if name in {spec.name for spec in graph.contract.inputs}] == [
+            spec.name for spec in graph.contract.inputs
+        ]
+        assert [spec.name for spec in graph.flexible.inputs] == arguments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -11,12 +12,24 @@ import pytest
 
 from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
 from mytx.exporter import BundleError, open_bundle
-from mytx.exporter.manifest import Manifest, check_files, describe_files, read_manifest, sha256
-from mytx.exporter.pipeline import weights_sha256
+from mytx.exporter.manifest import (
+    Manifest,
+    check_files,
+    describe_files,
+    describe_graph,
+    read_manifest,
+    sha256,
+    weights_sha256,
+)
+from mytx.models import TranslationModel
 
 
 def manifest_of(bundle: Path) -> dict:
     return json.loads((bundle / "manifest.json").read_text())
+
+
+def weights_of(model: TranslationModel) -> dict:
+    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
 
 
 def test_the_manifest_lists_every_file_with_its_size_and_hash():
@@ -33,10 +46,11 @@ def test_the_manifest_says_versions_hashes_contracts_assumptions_and_parity():
     assert values["format"] == 1
     assert {"mytx", "torch", "onnx", "onnxruntime", "python"} <= set(values["tools"])
     assert values["model"]["kind"] == "translation"
-    assert values["model"]["weights_sha256"] == weights_sha256(tiny_model())
+    assert values["model"]["weights_sha256"] == weights_sha256(weights_of(tiny_model()))
     assert values["parity"]["passed"] is True
     assert len(values["parity"]["graphs"]) >= 3
-    decoder = values["graphs"]["decoder"]
+    decoder = values["graphs"]["decoder.onnx"]
+    assert (decoder["file"], decoder["format"]) == ("decoder.onnx", "onnx")
     assert (decoder["opset"], decoder["ir_version"]) == (18, 8)
     assert decoder["contract"]["ids"] == {"pad": 0, "bos": 1, "eos": 2}
     padding = next(spec for spec in decoder["contract"]["inputs"] if spec["name"] == "memory_key_padding_mask")
@@ -49,11 +63,32 @@ def test_the_manifest_goes_through_json_and_back():
     assert Manifest.from_dict(json.loads(json.dumps(manifest.to_dict()))) == manifest
 
 
+def test_the_graphs_of_a_format_are_found_by_their_own_name():
+    manifest = read_manifest(tiny_bundle())
+    assert list(manifest.of_format("onnx")) == ["encoder", "decoder", "full"]
+    for name, entry in manifest.of_format("onnx").items():
+        assert entry is manifest.graphs[f"{name}.onnx"]
+        assert (entry.contract.graph, entry.format) == (name, "onnx")
+    assert manifest.of_format("pt2") == {}
+    other = replace(manifest.graphs["full.onnx"], file="full.pt2", format="pt2", opset=None, ir_version=None)
+    both = replace(manifest, graphs={**manifest.graphs, "full.pt2": other})
+    assert both.of_format("pt2") == {"full": other}
+    assert both.of_format("onnx") == manifest.of_format("onnx")
+    assert Manifest.from_dict(json.loads(json.dumps(both.to_dict()))) == both
+
+
+def test_files_of_other_formats_have_no_opset_and_are_not_read_as_onnx(tmp_path):
+    (tmp_path / "full.pt2").write_bytes(b"not ONNX")
+    contract = read_manifest(tiny_bundle()).graphs["full.onnx"].contract
+    entry = describe_graph(tmp_path / "full.pt2", "pt2", contract)
+    assert (entry.file, entry.format, entry.opset, entry.ir_version) == ("full.pt2", "pt2", None, None)
+
+
 def test_other_weights_give_another_hash():
     model = tiny_model()
-    before = weights_sha256(model)
+    before = weights_sha256(weights_of(model))
     model.state_dict()["classification.bias"][0] += 1
-    assert weights_sha256(model) != before
+    assert weights_sha256(weights_of(model)) != before
 
 
 def test_stored_cases_stay_small():
@@ -62,7 +97,7 @@ def test_stored_cases_stay_small():
 
 def test_a_whole_bundle_opens(tmp_path):
     bundle = copy_of_bundle(tmp_path)
-    assert set(open_bundle(bundle).manifest.graphs) == {"encoder", "decoder", "full"}
+    assert set(open_bundle(bundle).manifest.graphs) == {"encoder.onnx", "decoder.onnx", "full.onnx"}
 
 
 def change_a_byte(bundle: Path) -> None:
@@ -103,7 +138,7 @@ def rename_in_manifest(path: str):
 def graph_file_in_manifest(path: str):
     def damage(bundle: Path) -> None:
         graphs = manifest_of(bundle)["graphs"]
-        graphs["encoder"]["file"] = path
+        graphs["encoder.onnx"]["file"] = path
         edit_manifest(bundle, graphs=graphs)
 
     return damage

@@ -19,15 +19,25 @@ from exported_models import translation as translation_model
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from mytx.exporter import ExportError, OptionError, export_onnx, onnx_format, runtimes, verify
+from mytx.exporter import ExportError, OptionError, export_bundle, onnx_checks, onnx_format, runtimes
 from mytx.exporter.contract import Axis, Contract, TensorSpec
-from mytx.exporter.graphs import Graph, GraphModule
+from mytx.exporter.graph_modules import GraphModule
+from mytx.exporter.graphs import Graph
 from mytx.exporter.onnx_stream import write_model
-from mytx.exporter.pipeline import quiet
+from mytx.exporter.quiet import quiet
 from mytx.exporter.runtimes import OnnxRuntime
 
 Exports = Callable[[str], Exported]
 REPOSITORY = Path(__file__).parents[2]
+RUNTIMES = [
+    "onnxruntime",
+    "onnxruntime, 1 thread",
+    "onnxruntime, level extended",
+    "onnxruntime, level basic",
+    "onnxruntime, level off",
+    "onnx.reference",
+    "onnx.reference, float64",
+]
 
 
 # --- parity ----------------------------------------------------------------------------------------------------------
@@ -38,26 +48,26 @@ def test_every_graph_of_every_kind_of_model_passes(kind: str, exports: Exports) 
     exported = exports(kind)
     for name in exported.graphs:
         reports = exported.verify(name)
-        assert [report.findings for report in reports] == [(), ()]
-        assert [report.runtime for report in reports] == ["onnxruntime", "onnxruntime, optimisation basic"]
+        assert [report.findings for report in reports] == [()] * len(RUNTIMES)
+        assert [report.runtime for report in reports] == RUNTIMES
+        small = sum(case.small for case in exported.plan(name))
+        assert 12 <= small < len(exported.plan(name))
         for report in reports:
+            slow, exact = report.runtime.startswith("onnx.reference"), report.runtime.endswith("float64")
             assert report.passed
-            assert report.graph == name
-            assert report.cases == len(exported.plan(name)) >= 24
+            assert (report.graph, report.format) == (name, "onnx")
+            assert report.cases == (small if slow else len(exported.plan(name)))
+            assert report.cases >= (12 if slow else 24)
             assert report.compared > 100
-            assert report.worst_ratio < 4
+            assert report.allowed == (0.1 if exact else 4)
+            assert report.worst_ratio < report.allowed
 
 
-@pytest.mark.parametrize("kind", ["translation", "bare, every mask"])
-def test_every_optimisation_level_of_onnxruntime_passes(
-    kind: str, exports: Exports, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exported = exports(kind)
-    monkeypatch.setattr(verify, "LEVELS", tuple(runtimes.LEVELS))
-    for name in exported.graphs:
-        reports = exported.verify(name)
-        assert len({report.runtime for report in reports}) == len(reports) == 4
-        assert all(report.passed for report in reports)
+def test_a_file_is_run_at_every_optimisation_level_and_on_one_thread() -> None:
+    assert {options.level for options in onnx_checks.OPTIONS} == set(runtimes.LEVELS)
+    assert {options.threads for options in onnx_checks.OPTIONS} == {0, 1}
+    assert [run.runtime for run in onnx_checks.runs()] == RUNTIMES
+    assert [run.lifted for run in onnx_checks.runs()] == [False] * 6 + [True]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +103,7 @@ def test_every_opset_passes_when_full_is_exported_as_one(
     # https://github.com/onnx/onnx/blob/main/docs/Versioning.md
     assert proto.ir_version == {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13}[opset]
     reports = translation.verify("full", tmp_path / "full.onnx")
-    assert [report.findings for report in reports] == [(), ()]
+    assert [report.findings for report in reports] == [()] * len(RUNTIMES)
     direct, composed = OnnxRuntime.open(tmp_path / "full.onnx"), OnnxRuntime.open(translation.path("full"))
     for case, expected in zip(translation.plan("full"), translation.expected("full"), strict=True):
         difference = direct.run(case.inputs)["logits"] - composed.run(case.inputs)["logits"]
@@ -279,7 +289,7 @@ def test_a_model_in_training_that_ran_at_other_lengths_exports_the_same_file_and
     modes = {name: module.training for name, module in model.named_modules()}
     assert len(set(modes.values())) == 2
 
-    result = export_onnx(model, tmp_path / "bundle", components=["decoder"])
+    result = export_bundle(model, tmp_path / "bundle", components=["decoder"])
     assert result.passed
     assert {name: module.training for name, module in model.named_modules()} == modes
     found, expected = (onnx.load(path) for path in (tmp_path / "bundle" / "decoder.onnx", translation.path("decoder")))
@@ -295,19 +305,30 @@ BATCH, SOURCE, TARGET = Axis("batch", traced=2), Axis("source", traced=7), Axis(
 X = TensorSpec("x", "float32", (BATCH, SOURCE))
 
 
-def small_graph(call: Callable[..., Tensor], output: TensorSpec) -> Graph:
-    return Graph(Contract("encoder", (X,), (output,), "batch first"), GraphModule(nn.Identity(), call, ["x"]), ())
+class Called(GraphModule):
+    """A function of ``x`` as a graph's module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(nn.Identity())
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
 
 
-def sum_over_source(_: nn.Module, x: Tensor) -> Tensor:
+def small_graph(function: Callable[[Tensor], Tensor], output: TensorSpec) -> Graph:
+    return Graph(Contract("encoder", (X,), (output,), "batch first"), Called(function), ())
+
+
+def sum_over_source(x: Tensor) -> Tensor:
     return x.sum(1, keepdim=True)
 
 
-def frozen_batch(_: nn.Module, x: Tensor) -> Tensor:
+def frozen_batch(x: Tensor) -> Tensor:
     return x.reshape(2, -1) * 2
 
 
-def twice(_: nn.Module, x: Tensor) -> Tensor:
+def twice(x: Tensor) -> Tensor:
     return x * 2
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +13,10 @@ import torch
 from exported_models import KINDS, Exported, build, translation
 from torch import Tensor
 
-from mytx.exporter.compare import compare_case
+from mytx.exporter.compare import PASS, compare_case
 from mytx.exporter.graphs import graphs_of
 from mytx.exporter.plan import make_plan
-from mytx.exporter.reference import compute_references, jittered, nudge
+from mytx.exporter.reference import compute_references, jittered, measure_more, nudge
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -72,14 +74,18 @@ def test_noise_is_positive_small_and_covers_an_honest_float32_run(
     for name, graph in exported.graphs.items():
         for case, outputs in zip(exported.plan(name), exported.expected(name), strict=True):
             (reference,) = outputs.values()
-            tensors = [torch.from_numpy(case.inputs[spec.name]) for spec in graph.contract.inputs]
+            tensors = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
             with torch.no_grad():
-                honest = graph.module(*tensors).numpy()
-            assert 0 < reference.noise < 1e-5 * np.abs(reference.values).max()
-            assert np.abs(honest - reference.values).max() <= reference.noise
+                honest = graph.module(**tensors).numpy()
+            scale = np.abs(reference.values).max() if reference.scale is None else reference.scale
+            assert 0 < reference.noise < 1e-5 * scale
             (output,) = graph.contract.outputs
-            (comparison,) = compare_case(graph.contract, case, {output.name: honest}, outputs)
-            assert comparison.ratio <= 1
+            (comparison,) = compare_case(graph.contract, {output.name: honest}, outputs)
+            if case.same_as is None:
+                assert np.abs(honest - reference.values).max() <= reference.noise
+                assert comparison.ratio <= 1
+            else:  # the noise is that of the case that it must agree with
+                assert comparison.verdict == PASS
 
 
 def test_the_same_plan_gives_the_same_noise() -> None:
@@ -97,9 +103,9 @@ def test_every_input_that_is_disturbed_moves_the_reference_by_far_more_than_nois
     """Else a graph that ignores the input would pass."""
     exported = exports(kind)
     for name, graph in exported.graphs.items():
-        expected = exported.expected(name)
-        count = len(graph.contract.inputs)
-        for spec, outputs in zip(graph.contract.inputs, expected[-count:], strict=True):
+        plan, expected = exported.plan(name), exported.expected(name)
+        disturbed = [outputs for case, outputs in zip(plan, expected, strict=True) if case.group == "disturbed"]
+        for spec, outputs in zip(graph.contract.inputs, disturbed, strict=True):
             for key, moved in outputs.items():
                 base = expected[1][key]
                 change = np.abs(moved.values - base.values).max()
@@ -116,6 +122,68 @@ def test_threads_are_as_many_as_before() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+# --- identities ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["translation", "average pooling", "bare, every mask"])
+def test_an_identity_has_the_reference_of_the_case_that_it_must_agree_with(
+    kind: str, exports: Callable[[str], Exported]
+) -> None:
+    exported = exports(kind)
+    for name in exported.graphs:
+        plan, references = exported.plan(name), exported.expected(name)
+        assert len(plan) == len(references)
+        for case, outputs in zip(plan, references, strict=True):
+            (found,) = outputs.values()
+            if case.same_as is None:
+                assert (found.positions, found.shape, found.scale) == (None, None, None)
+                continue
+            ((key, whole),) = references[case.same_as.case].items()
+            assert found.values.tolist() == whole.values.ravel()[case.same_as.theirs[key]].tolist()
+            assert found.positions is case.same_as.ours[key]
+            assert found.full_shape == case.same_as.shapes[key]
+            assert (found.noise, found.scale) == (whole.noise, float(np.abs(whole.values).max()))
+
+
+def test_identities_cost_no_run_of_the_model(translation: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, plan = translation.graphs["encoder"], translation.plan("encoder")
+    asked: list[int] = []
+    forward = type(graph.module).forward
+
+    def counted(module: Any, src: Tensor, *masks: Tensor, **named: Tensor) -> Tensor:
+        asked.append(src.shape[0])
+        return forward(module, src, *masks, **named)
+
+    monkeypatch.setattr(type(graph.module), "forward", counted)
+    compute_references(translation.model, graph, plan)
+    whole = len(asked)
+    asked.clear()
+    compute_references(translation.model, graph, [case for case in plan if case.same_as is None])
+    assert len(asked) == whole > 0
+
+
+def test_more_runs_for_an_identity_are_more_runs_of_the_case_that_it_must_agree_with(translation: Exported) -> None:
+    graph, plan = translation.graphs["encoder"], translation.plan("encoder")
+    before = translation.expected("encoder")
+    for index in [number for number, case in enumerate(plan) if case.group == "identities"][:4]:
+        references = list(before)
+        result = measure_more(translation.model, graph, plan, references, index)
+        same = plan[index].same_as
+        assert same is not None
+        assert result is references[index]
+        assert {number for number in range(len(plan)) if references[number] is not before[number]} == {
+            index,
+            same.case,
+        }
+        alone = measure_more(translation.model, graph, plan, list(before), same.case)
+        assert result["memory"].noise == references[same.case]["memory"].noise == alone["memory"].noise
+        assert result["memory"].noise >= before[index]["memory"].noise
+        assert np.array_equal(result["memory"].values, before[index]["memory"].values)
+        assert result["memory"].positions is before[index]["memory"].positions
+        assert result["memory"].full_shape == before[index]["memory"].full_shape
+        assert result["memory"].scale == before[index]["memory"].scale
 
 
 # --- jitter ----------------------------------------------------------------------------------------------------------
@@ -136,7 +204,8 @@ def test_a_nudge_moves_about_half_of_the_values_by_one_ulp(shape: tuple[int, ...
 
 
 def test_a_nudge_moves_to_the_neighbouring_number_of_either_sign() -> None:
-    tensor = torch.tensor([1.0, -1.0, 1e-30, -3.5, 2.0**100]).repeat(200)
+    numbers = torch.tensor([1.0, -1.0, 1e-30, -3.5, 2.0**100])
+    tensor = torch.cat([numbers, torch.nextafter(numbers, torch.tensor(0.0))]).repeat(100)
     moved = nudge(tensor, torch.Generator().manual_seed(0)).numpy()
     before = tensor.numpy()
     for limit in (-np.inf, np.inf):
@@ -145,9 +214,25 @@ def test_a_nudge_moves_to_the_neighbouring_number_of_either_sign() -> None:
     assert np.all((moved == before) | (moved == neighbours[0]) | (moved == neighbours[1]))
 
 
-def test_a_nudge_leaves_zero_infinity_and_nan() -> None:
-    special = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan")]).repeat(100)
+def test_a_nudge_leaves_infinity_and_nan() -> None:
+    special = torch.tensor([float("inf"), float("-inf"), float("nan")]).repeat(100)
     assert torch.equal(bits(nudge(special, torch.Generator().manual_seed(0))), bits(special))
+
+
+@pytest.mark.parametrize("beside", [[], [float("inf")], [float("-inf"), float("nan")]])
+def test_a_nudge_takes_zero_to_the_number_next_to_it_and_keeps_its_sign(beside: list[float]) -> None:
+    """A bias that is all zero rounds like any other: its sums must be nudged, too."""
+    before = torch.tensor([0.0, -0.0, *beside]).repeat(200)
+    moved = nudge(before, torch.Generator().manual_seed(0))
+    least = float(np.nextafter(np.float32(0), np.float32(1)))
+    for zero in (0.0, -0.0):
+        same = (before == 0) & (torch.signbit(before) == (math.copysign(1, zero) < 0))
+        found = {math.copysign(1, value) * abs(value) for value in moved[same].tolist()}
+        assert found == {math.copysign(0.0, zero), math.copysign(least, zero)}
+        assert torch.equal(torch.signbit(moved[same]), torch.signbit(before[same]))
+        assert 0.3 < (moved[same] != 0).float().mean().item() < 0.7
+    others = before != 0
+    assert torch.equal(bits(moved[others]), bits(before[others]))
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mytx.exporter.compare import FAIL, NOT_JUDGED, PASS, Comparison
+from mytx.exporter.compare import EXACT, FACTOR, FAIL, NOT_JUDGED, PASS, Comparison
 from mytx.exporter.contract import Axis, Contract, TensorSpec
 from mytx.exporter.plan import Case
 from mytx.exporter.report import Finding, GraphReport, ParityReport
 from mytx.exporter.runtimes import Description
-from mytx.exporter.verify import check_interface, judge
+from mytx.exporter.verify import Run, check_interface, judge
 
 INPUT = TensorSpec("x", "int64", (Axis("batch"), Axis("source")))
 MASK = TensorSpec("mask", "bool", (Axis("batch"), Axis("source")))
@@ -23,12 +23,16 @@ OUTPUT = TensorSpec("y", "float32", (Axis("batch"), 8))
 CONTRACT = Contract("encoder", (INPUT, MASK), (OUTPUT,), "batch first")
 PLAN = [Case(f"{i:02d}", {"x": np.zeros((1, i + 1))}, f"source {i + 1}") for i in range(3)]
 GOOD = Comparison("y", 1e-7, 2e-7, 0.5, PASS, (0, 1), "", 8)
+RUN = Run("a runtime", lambda path: pytest.fail(f"{path} is not to be opened"))
+LIFTED = replace(RUN, lifted=True)
 
 
 def judged(*comparisons: Comparison, **changes: Any) -> GraphReport:
     """The verdict on one comparison for each case, in the order of the plan."""
     results = {case.name: [comparison] for case, comparison in zip(PLAN, comparisons, strict=False)}
-    return judge(CONTRACT, "a runtime", PLAN, changes.pop("results", results), changes.pop("findings", []), **changes)
+    run = changes.pop("run", RUN)
+    results, findings = changes.pop("results", results), changes.pop("findings", [])
+    return judge(CONTRACT, run, PLAN, results, findings, **{"format_name": "onnx", **changes})
 
 
 def test_good_comparisons_in_every_case_pass() -> None:
@@ -45,7 +49,7 @@ def test_no_results_do_not_pass() -> None:
 
 
 def test_an_empty_plan_does_not_pass() -> None:
-    report = judge(CONTRACT, "a runtime", [], {}, [])
+    report = judge(CONTRACT, RUN, [], {}, [], format_name="onnx")
     assert not report.passed
     assert [finding.message for finding in report.findings] == ["nothing was compared"]
 
@@ -108,13 +112,42 @@ def test_a_finding_of_any_check_fails_even_where_all_values_agree(check: str) ->
     assert report.worst_ratio == 0.5
 
 
+def test_a_comparison_that_failed_by_its_name_dtype_or_shape_is_a_finding_of_the_interface() -> None:
+    bad = replace(GOOD, verdict=FAIL, reason="shape [1], the model gives [2]", interface=True)
+    for run in (RUN, LIFTED):
+        report = judged(GOOD, bad, GOOD, run=run)
+        assert [finding.check for finding in report.findings] == ["interface"]
+        assert not report.passed
+
+
+def test_values_that_are_off_in_float64_are_a_finding_of_structure() -> None:
+    bad = replace(GOOD, verdict=FAIL, reason="off", ratio=0.2)
+    report = judged(GOOD, bad, GOOD, run=LIFTED)
+    assert [finding.check for finding in report.findings] == ["structure"]
+    assert report.allowed == EXACT
+    report = judged(GOOD, bad, GOOD)
+    assert [finding.check for finding in report.findings] == ["rounding"]
+    assert report.allowed == FACTOR
+
+
+def test_what_was_not_judged_in_float64_is_not_called_a_fault_of_structure() -> None:
+    unclear = replace(GOOD, verdict=NOT_JUDGED, reason="too much noise")
+    report = judged(unclear, GOOD, GOOD, run=LIFTED)
+    assert [finding.check for finding in report.findings] == ["not judged"]
+    assert report.doubted
+
+
+def test_a_run_in_float64_without_results_fails_by_structure_too() -> None:
+    assert {finding.check for finding in judged(run=LIFTED).findings} == {"structure", "runtime"}
+
+
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 PASSED = judged(GOOD, GOOD, GOOD)
 FAILED = judged(findings=[Finding("weights", 'ключ "a" differs')])
 
 
-@pytest.mark.parametrize("report", [PASSED, FAILED])
+@pytest.mark.parametrize("report", [PASSED, FAILED, judged(GOOD, GOOD, GOOD, run=LIFTED)])
 def test_json_keeps_a_report_infinity_included(report: GraphReport) -> None:
     text = json.dumps(report.to_dict(), allow_nan=False)
     assert GraphReport.from_dict(json.loads(text)) == report

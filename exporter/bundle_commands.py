@@ -1,0 +1,172 @@
+"""The commands that take a bundle: verify, locate, inspect, run. Heavy imports are inside."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from .formats import FORMATS
+from .options import case_option, json_option, key_option, quiet_option, verbose_option
+from .output import PARITY_FAILED, PASSED, show
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(list(FORMATS)),
+    help="Which files to open. Repeatable.  [onnx: to open the others can run code, so they must be named]",
+)
+@click.option(
+    "--plan",
+    "level",
+    type=click.Choice(["quick", "standard", "thorough"]),
+    help="Compute this plan's references anew, in PyTorch, from the model in the bundle.  [the stored cases]",
+)
+@case_option
+@click.option("--show-plan", is_flag=True, help="Print the cases, and run nothing.")
+@json_option
+@verbose_option
+@quiet_option
+def verify(
+    bundle: Path,
+    formats: tuple[str, ...],
+    level: str | None,
+    own: tuple[Path, ...],
+    show_plan: bool,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+) -> int:
+    """Check that BUNDLE is whole and still gives what PyTorch gave. Needs no PyTorch, unless --plan or --case is given.
+
+    Every file is held against the manifest, then the stored reference cases are run in onnxruntime and in
+    onnx.reference. The hashes guard against accidents, not attackers: whoever can change a file can change the
+    manifest too.
+
+    \b
+    Examples:
+      mytx-export verify bundle
+      mytx-export verify bundle --show-plan
+      mytx-export verify bundle --plan thorough --case mine.npz
+    """
+    from .check import plan_of_bundle, verify_bundle
+    from .terminal import Progress, print_check, print_plan
+
+    if show_plan:
+        show(plan_of_bundle(bundle, level=level, own=own), print_plan, as_json)
+        return PASSED
+    with Progress(shown=not (quiet or verbose)) as progress:
+        result = verify_bundle(bundle, formats=formats, level=level, own=own, verbose=verbose, progress=progress)
+    show(result, print_check, as_json, quiet)
+    return PASSED if result.passed else PARITY_FAILED
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--graph", help="Which to look at.  [those that failed, or all]")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder for a minimal reproduction.  [BUNDLE-GRAPH-reproduction]",
+)
+@click.option("--no-reproduction", is_flag=True, help="Write none.")
+@json_option
+@quiet_option
+def locate(
+    bundle: Path, graph: str | None, output: Path | None, no_reproduction: bool, as_json: bool, quiet: bool
+) -> int:
+    """Find the first place where an ONNX graph in BUNDLE leaves the model, by the name of its module.
+
+    Every block of the graph is run in float64 on the model's own inputs to it, so a block that introduces an error is
+    told from one that passes it on. What is found is written as a minimal reproduction: the block as an ONNX file,
+    inputs, expected output, and a script. Exit code 1 when a place is found.
+
+    \b
+    Example:
+      mytx-export locate bundle.failed --graph decoder
+    """
+    from .locating import locate_in_bundle
+    from .terminal import Progress, print_located
+
+    with Progress(shown=not quiet) as progress:
+        result = locate_in_bundle(bundle, graph=graph, output=output, reproduce=not no_reproduction, progress=progress)
+    show(result, print_located, as_json, quiet)
+    return PARITY_FAILED if result.found else PASSED
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@key_option
+@json_option
+def inspect(path: Path, keys: tuple[str, ...], as_json: bool) -> None:
+    """Say what PATH is: a checkpoint, a folder that save_model wrote, or a bundle.
+
+    Of a checkpoint: its layout and sizes, what it does not say, and the command to run next. Of a bundle: its graphs,
+    what each takes and gives, versions and parity.
+
+    \b
+    Example:
+      mytx-export inspect model.pt
+    """
+    from .inspecting import inspect_path
+    from .terminal import print_inspection
+
+    found = inspect_path(path, keys)
+    if as_json:
+        click.echo(json.dumps(found, allow_nan=False, ensure_ascii=False))
+    else:
+        print_inspection(found)
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@click.option("--max-length", type=click.IntRange(1), help="Of the output, in tokens.  [256, or what the model has]")
+@click.option(
+    "--pad-to",
+    type=click.IntRange(1),
+    help="Fill the source with padding, not masked, to this many tokens: for a model that was trained so.",
+)
+@json_option
+def run(bundle: Path, texts: tuple[str, ...], max_length: int | None, pad_to: int | None, as_json: bool) -> None:
+    """Decode each TEXT greedily with the graphs in BUNDLE. Needs no PyTorch.
+
+    Without TEXT, lines are read from standard input, in UTF-8. One line comes out for each text.
+
+    \b
+    Examples:
+      mytx-export run demo-bundle knight transformer
+      mytx-export run bundle < sentences.txt
+    """
+    from .opened import open_bundle
+
+    opened = open_bundle(bundle)
+    for text in texts or _lines():
+        # A blank line among others stays one: the output has a line for each of the input's.
+        output = opened.translate(text, max_length, pad_to) if texts or text.strip() else ""
+        click.echo(json.dumps({"text": text, "output": output}, ensure_ascii=False) if as_json else output)
+
+
+def _lines() -> Iterator[str]:
+    """The lines of standard input, which is UTF-8 whatever the locale says, without their ends."""
+    from ..models.errors import MytxError
+
+    if sys.stdin is None:
+        raise MytxError("no text was given, and standard input is closed", "give a TEXT, or lines on standard input")
+    for number, line in enumerate(getattr(sys.stdin, "buffer", sys.stdin), start=1):
+        try:
+            text = line if isinstance(line, str) else line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise MytxError(f"line {number} of standard input is not UTF-8", "convert the text to UTF-8") from error
+        yield text.rstrip("\r\n")
+
+
+COMMANDS = (verify, locate, inspect, run)

@@ -1,0 +1,32 @@
+"""The model itself as a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from .graphs import Graph
+from .plan import Array
+from .runtimes import Description
+
+
+class Eager:
+    """A graph of a model in PyTorch, as it was before any export."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name, for an array for each input."""
+        with torch.inference_mode():
+            output = self.graph.module(**{name: torch.from_numpy(array) for name, array in inputs.items()})
+        return {spec.name: value.numpy() for spec, value in zip(self.graph.contract.outputs, [output], strict=True)}
+
+    def describe(self) -> Description:
+        """PyTorch, with the tensors of the contract."""
+        contract = self.graph.contract
+        inputs, outputs = (
+            {spec.name: (spec.dtype, spec.labels) for spec in part} for part in (contract.inputs, contract.outputs)
+        )
+        return Description("PyTorch", torch.__version__, inputs, outputs)

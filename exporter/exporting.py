@@ -1,0 +1,115 @@
+"""Writing the files of a bundle: every graph in every format, one after the other or in processes side by side."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..models import Model, load_model, save_model
+from .formats import FORMATS, ExportOptions
+from .graphs import Graph, graphs_of
+from .quiet import quiet
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A file to be written: a graph in a format."""
+
+    format: str
+    graph: str
+
+
+def export_files(
+    model: Model,
+    graphs: dict[str, Graph],
+    chosen: Sequence[str],
+    formats: Sequence[str],
+    folder: Path,
+    options: ExportOptions,
+    *,
+    masks: str | None = None,
+    jobs: int = 1,
+    progress: Progress = lambda _: None,
+) -> None:
+    """Write the ``chosen`` graphs in each of ``formats`` to ``folder``.
+
+    Args:
+        model: in evaluation mode.
+        graphs: all that the model has.
+        chosen: which to write.
+        formats: names in :data:`~mytx.exporter.formats.FORMATS`.
+        folder: where to.
+        options: for the formats.
+        masks: as for :func:`~mytx.exporter.graphs.graphs_of`.
+        jobs: how many files are made at the same time; each process beyond the first needs memory for a model.
+        progress: told what is being done.
+
+    Raises:
+        ExportError: where a graph cannot be exported.
+        OSError: where a file cannot be written.
+    """
+    tasks = [Task(name, graph) for name in formats for graph in chosen]
+    finite = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    if jobs == 1 or len(tasks) == 1 or not finite:  # what is not finite cannot be saved for the other processes
+        for task in tasks:
+            progress(f"Exporting {FORMATS[task.format].file(task.graph)}")
+            FORMATS[task.format].load_exporter().export(graphs, task.graph, folder, options)
+        return
+    _side_by_side(model, graphs, tasks, folder, options, masks, jobs, progress)
+
+
+def _side_by_side(
+    model: Model,
+    graphs: dict[str, Graph],
+    tasks: list[Task],
+    folder: Path,
+    options: ExportOptions,
+    masks: str | None,
+    jobs: int,
+    progress: Progress,
+) -> None:
+    # Started anew, not forked: PyTorch's threads do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as saved:
+        save_model(model, saved)
+        setup = (saved, masks)
+        with ProcessPoolExecutor(min(jobs, len(tasks)), context, initializer=_start, initargs=setup) as pool:
+            running: dict[Future[None], Task] = {}
+            waiting, done = list(tasks), set[Task]()
+            while waiting or running:
+                for task in list(waiting):
+                    before = {Task(task.format, name) for name in _needs(graphs, task)} & set(tasks)
+                    if before <= done:
+                        waiting.remove(task)
+                        running[pool.submit(_work, task, folder, options)] = task
+                names = ", ".join(sorted(FORMATS[task.format].file(task.graph) for task in running.values()))
+                progress(f"Exporting {names}")
+                finished, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    future.result()
+                    done.add(running.pop(future))
+
+
+def _needs(graphs: dict[str, Graph], task: Task) -> tuple[str, ...]:
+    needed: tuple[str, ...] = FORMATS[task.format].load_exporter().needs(graphs, task.graph)
+    return needed
+
+
+# --- in another process ----------------------------------------------------------------------------------------------
+
+_graphs: dict[str, Graph] = {}
+
+
+def _start(saved: str, masks: str | None) -> None:
+    _graphs.update(graphs_of(load_model(saved).eval(), masks))
+
+
+def _work(task: Task, folder: Path, options: ExportOptions) -> None:
+    with quiet(options.verbose):
+        FORMATS[task.format].load_exporter().export(_graphs, task.graph, folder, options)

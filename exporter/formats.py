@@ -1,0 +1,70 @@
+"""The formats that graphs are exported to. A new one is a new file, and a row here. No torch here.
+
+A format is two modules (or one). The *exporter* has ``export(graphs, name, folder, options)``, which writes a file,
+and ``needs(graphs, name)``, the graphs that must have been written before. The *checker* has ``check(path)``, which
+refuses a file that must not be opened, ``runs(verbose)``, the ways to run it, and ``find_weights(path, weights)``.
+They are loaded when they are needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format.
+
+    Attributes:
+        name: on the command line and in the manifest.
+        suffix: of its files.
+        exporter, checker: modules of this package.
+        flexible: whether masks can be left out.
+        runs_code: whether to open a file of it can run code that somebody put there.
+    """
+
+    name: str
+    suffix: str
+    exporter: str
+    checker: str
+    flexible: bool = False
+    runs_code: bool = False
+
+    def file(self, graph: str) -> str:
+        """The name of the file of a graph."""
+        return graph + self.suffix
+
+    def load_exporter(self) -> Any:
+        """The module that writes files."""
+        return importlib.import_module(f".{self.exporter}", __package__)
+
+    def load_checker(self) -> Any:
+        """The module that runs them."""
+        return importlib.import_module(f".{self.checker}", __package__)
+
+
+FORMATS = {
+    row.name: row
+    for row in (
+        Format("onnx", ".onnx", "onnx_format", "onnx_checks"),
+        Format("torchscript", ".ts.pt", "torchscript_format", "torchscript_format", flexible=True, runs_code=True),
+        Format("pt2", ".pt2", "pt2_format", "pt2_format", runs_code=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What formats can be told.
+
+    Attributes:
+        opset: of ONNX files.
+        producer: what files say that they were made by.
+        verbose: let PyTorch's own messages through.
+    """
+
+    opset: int = 18
+    producer: str = ""
+    verbose: bool = False

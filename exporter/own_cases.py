@@ -1,0 +1,78 @@
+"""A user's own cases: ``.npz`` files with an array for each input of a graph. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .contract import Axis, Contract, TensorSpec
+from .errors import OptionError
+from .plan import Array, Case, is_small
+
+
+def read_cases(files: Sequence[Path], contracts: Sequence[Contract]) -> dict[str, list[Case]]:
+    """The cases in ``files``, by graph: each belongs to the graphs that take inputs of exactly its names.
+
+    Raises:
+        OptionError: where a file cannot be read, or fits no graph.
+    """
+    found: dict[str, list[Case]] = {}
+    for path in files:
+        inputs = _load(path)
+        fitting = [contract for contract in contracts if set(inputs) == {spec.name for spec in contract.inputs}]
+        if not fitting:
+            wanted = "; ".join(f"{item.graph}: {', '.join(spec.name for spec in item.inputs)}" for item in contracts)
+            raise OptionError(f"{path} has {', '.join(inputs) or 'nothing'}, which no graph takes", f"give {wanted}")
+        for contract in fitting:
+            case = _case(path, inputs, contract)
+            found.setdefault(contract.graph, []).append(case)
+    return found
+
+
+def _load(path: Path) -> dict[str, Array]:
+    try:
+        arrays = np.load(path, allow_pickle=False)
+        if isinstance(arrays, np.lib.npyio.NpzFile):
+            with arrays:
+                return {name: np.asarray(arrays[name]) for name in arrays.files}
+    except FileNotFoundError as error:
+        raise OptionError(f"{path}: no such file", "check the path of the case") from error
+    except Exception as error:  # zipfile, zlib and numpy have a dozen for a file that is damaged
+        raise OptionError(
+            f"{path} is not an .npz file of plain arrays", "save it with numpy.savez, by the inputs' names"
+        ) from error
+    raise OptionError(f"{path} is one array, not a case", "save it with numpy.savez, by the inputs' names")
+
+
+def _case(path: Path, inputs: dict[str, Array], contract: Contract) -> Case:
+    sizes: dict[str, int] = {}
+    for spec in contract.inputs:
+        _check(path, spec, inputs[spec.name], sizes)
+    for name, axis in contract.axes.items():
+        if sizes[name] < axis.minimum or (axis.maximum is not None and sizes[name] > axis.maximum):
+            limits = f"{axis.minimum} to {axis.maximum}" if axis.maximum is not None else f"{axis.minimum} or more"
+            raise OptionError(f"{path}: {name} is {sizes[name]}", f"{contract.graph} takes {limits}")
+    words = ", ".join([path.name, *(f"{name} {size}" for name, size in sizes.items())])
+    ordered = {spec.name: np.ascontiguousarray(inputs[spec.name]) for spec in contract.inputs}
+    return Case("", ordered, words, "own", small=is_small(sizes))
+
+
+def _check(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, int]) -> None:
+    where = f"{path}: {spec.name}"
+    if str(array.dtype) != spec.dtype:
+        raise OptionError(f"{where} is {array.dtype}", f"make it {spec.dtype}: {spec.meaning}")
+    if array.ndim != len(spec.axes):
+        raise OptionError(f"{where} has shape {list(array.shape)}", f"make it {list(spec.labels)}")
+    for size, axis in zip(array.shape, spec.axes, strict=True):
+        expected = axis if isinstance(axis, int) else sizes.setdefault(axis.name, size // axis.times) * axis.times
+        if size != expected:
+            label = axis.label if isinstance(axis, Axis) else axis
+            raise OptionError(f"{where} has shape {list(array.shape)}", f"its dimension {label} must be {expected}")
+    if spec.role == "ids" and array.size and not (array.min() >= 0 and array.max() < spec.limit):
+        raise OptionError(
+            f"{where} has ids from {array.min()} to {array.max()}", f"the model has 0 to {spec.limit - 1}"
+        )
+    if spec.role == "values" and not np.isfinite(array).all():
+        raise OptionError(f"{where} has NaN or infinity", "a comparison needs numbers")

@@ -1,0 +1,83 @@
+"""A graph as a ``torch.export`` program: the only home of ``torch.export``'s tracing. ONNX and pt2 are made of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from .contract import Axis, Contract
+from .errors import ExportError, first_line
+from .graphs import Graph
+from .plan import example
+
+
+def export_program(graph: Graph) -> ExportedProgram:
+    """Trace ``graph`` at the contract's traced lengths, with every axis of the contract free.
+
+    The program takes its inputs by name, and holds the weights of the graph alone.
+
+    Raises:
+        ExportError: where PyTorch cannot.
+    """
+    contract = graph.contract
+    inputs: dict[str, Any] = {name: torch.from_numpy(array) for name, array in example(contract).inputs.items()}
+    module = copy.copy(graph.module)
+    module._modules = {"model": pruned(graph.module.model, graph.scopes)}
+    return trace(module, inputs, _dynamic_shapes(contract), f"the {contract.graph} graph")
+
+
+def trace(module: nn.Module, inputs: dict[str, Any], dims: dict[str, Any], what: str) -> ExportedProgram:
+    """``module`` as a program.
+
+    Args:
+        module: takes ``inputs`` by name.
+        inputs: tensors, or lists of them.
+        dims: by input, which dimensions vary; see ``torch.export.export``.
+        what: for the error.
+
+    Raises:
+        ExportError: where PyTorch cannot.
+    """
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, (), kwargs=inputs, dynamic_shapes=dims)
+    except Exception as error:
+        raise ExportError(
+            f"PyTorch could not export {what}: {first_line(error)}", "run again with -v for the whole story"
+        ) from error
+
+
+def pruned(model: nn.Module, scopes: tuple[str, ...], prefix: str = "") -> nn.Module:
+    """``model`` without the parts outside of ``scopes``, sharing the parameters of those that stay.
+
+    Args:
+        model: any module; it stays as it is.
+        scopes: prefixes of state-dict names; empty keeps all.
+        prefix: of the names in ``model`` itself.
+    """
+    if not scopes or prefix.startswith(scopes):
+        return model
+    kept = copy.copy(model)
+    kept._modules = {
+        name: child if child is None else pruned(child, scopes, f"{prefix}{name}.")
+        for name, child in model._modules.items()
+        if any(scope.startswith(f"{prefix}{name}.") or f"{prefix}{name}.".startswith(scope) for scope in scopes)
+    }
+    return kept
+
+
+def _dynamic_shapes(contract: Contract) -> dict[str, dict[int, Any]]:
+    """By input and dimension; a minimum of 1 is said, or torch.export would take batches of 2 and more only."""
+    dims = {name: Dim(name, min=max(axis.minimum, 1), max=axis.maximum) for name, axis in contract.axes.items()}
+    return {
+        spec.name: {
+            index: dims[axis.name] if axis.times == 1 else axis.times * dims[axis.name]
+            for index, axis in enumerate(spec.axes)
+            if isinstance(axis, Axis)
+        }
+        for spec in contract.inputs
+    }

@@ -1,0 +1,149 @@
+"""Proof of a bundle's files against the model: references once, then every format in every way that it can be run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ..models import Model
+from .compare import Expected
+from .contract import Contract
+from .eager import Eager
+from .formats import FORMATS, Format
+from .graphs import Graph
+from .identities import whole_plan
+from .locate import locate
+from .memory import release_memory
+from .plan import Array, Case, few_cases, optional_cases
+from .reference import compute_references, measure_more
+from .report import Finding, GraphReport, ParityReport
+from .runtimes import Composed
+from .stored import BUNDLE_LIMIT, StoredCases, select
+from .verify import Run, runs_of, verify_file
+
+Progress = Callable[[str], None]
+Clock = Callable[[str], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to try the files on.
+
+    Attributes:
+        level: of the plan: ``quick``, ``standard`` or ``thorough``.
+        own: a user's own cases, by graph.
+        verbose: let the runtimes' own messages through.
+    """
+
+    level: str = "standard"
+    own: Mapping[str, Sequence[Case]] | None = None
+    verbose: bool = False
+
+
+def prove(
+    model: Model,
+    graphs: Mapping[str, Graph],
+    formats: Sequence[str],
+    folder: Path,
+    request: Request,
+    *,
+    timed: Clock,
+    progress: Progress = lambda _: None,
+) -> tuple[ParityReport, dict[str, StoredCases]]:
+    """Verify the files of ``graphs`` in ``formats`` at ``folder``.
+
+    Args:
+        model: the truth, in float32 and evaluation mode.
+        graphs: those that have files.
+        formats: names in :data:`~mytx.exporter.formats.FORMATS`.
+        folder: of the bundle.
+        request: what to try.
+        timed: a context manager for a stage's name.
+        progress: told what is being done.
+
+    Returns:
+        The report, and the cases to store with the bundle.
+    """
+    reports: list[GraphReport] = []
+    stored = {}
+    for name, graph in graphs.items():  # one after the other: the references of large models are large
+        plan = whole_plan(graph.contract, request.level, (request.own or {}).get(name, ()))
+        if any(FORMATS[item].flexible for item in formats):
+            plan += optional_cases(graph.flexible, first=len(plan))
+        progress(f"Computing the reference of {name} in PyTorch")
+        with timed("reference"):
+            references = compute_references(model, graph, plan)
+        release_memory()
+        measure = partial(measure_more, model, graph, plan, references)
+        with timed("verify"):
+            reports += _prove_eager(graphs, graph, plan, references)
+            for item in formats:
+                known = FORMATS[item]
+                progress(f"Verifying {known.file(name)}")
+                reports += _prove_file(graphs, graph, known, folder, plan, references, measure, request.verbose)
+                release_memory()
+        stored[name] = select(plan, references, BUNDLE_LIMIT // len(graphs))
+        del references, measure
+    return ParityReport(tuple(reports)), stored
+
+
+def contract_in(known: Format, graph: Graph) -> Contract:
+    """What the file of ``graph`` in a format takes and gives."""
+    return graph.flexible if known.flexible else graph.contract
+
+
+def _prove_file(
+    graphs: Mapping[str, Graph],
+    graph: Graph,
+    known: Format,
+    folder: Path,
+    plan: Sequence[Case],
+    references: Sequence[Mapping[str, Expected]],
+    measure: Callable[[int], Mapping[str, Expected]],
+    verbose: bool,
+) -> list[GraphReport]:
+    path = folder / known.file(graph.name)
+    weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in graph.weights().items()}
+    found: list[Finding] = known.load_checker().find_weights(path, weights)
+    release_memory()
+    contract = contract_in(known, graph)
+    runs = runs_of(known, graph.name, contract, graphs, folder, verbose)
+    reports = verify_file(path, contract, plan, references, runs, format_name=known.name, found=found, measure=measure)
+    return [_with_place(report, path, graph, plan) for report in reports] if known.name == "onnx" else reports
+
+
+def _with_place(report: GraphReport, path: Path, graph: Graph, plan: Sequence[Case]) -> GraphReport:
+    """The report on structure, where it failed, with the place at which the file leaves the model."""
+    if "structure" not in {finding.check for finding in report.findings}:
+        return report
+    try:
+        places = locate(path, graph, few_cases(plan)).introduced
+    except Exception:  # it is a help, and must not hide what was found
+        return report
+    found = [
+        Finding("place", f"{place.module or 'the model itself'} leaves the model first: {place.node}, in {place.case}")
+        for place in places[:1]
+    ]
+    return replace(report, findings=(*report.findings, *found))
+
+
+def _prove_eager(
+    graphs: Mapping[str, Graph],
+    graph: Graph,
+    plan: Sequence[Case],
+    references: Sequence[Mapping[str, Expected]],
+) -> list[GraphReport]:
+    """The identities in PyTorch itself: what does not hold there can hold nowhere."""
+    runs = [Run("PyTorch", lambda path: Eager(graph), lambda case: case.group == "identities", dimensions=False)]
+    if graph.name == "full" and {"encoder", "decoder"} <= set(graphs):
+        halves = {name: Eager(graphs[name]) for name in ("encoder", "decoder")}
+        composed = Composed(halves["encoder"], halves["decoder"], graph.contract)
+        runs.append(Run("PyTorch, decoder(encoder)", lambda path: composed, lambda case: case.small, dimensions=False))
+    asked = [run for run in runs if any(run.takes(case) for case in plan)]
+    with torch.inference_mode():
+        return verify_file(Path(graph.name), graph.contract, plan, references, asked, format_name="eager")

@@ -1,0 +1,45 @@
+"""What tests of several folders share: one thread, and exports that are made once a session."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from exported_models import KINDS, Exported, build
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: with several processes, one would end with them while the others wait."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """Models here are tiny: threads would spend more time waiting for each other than working."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
+    """The model of a kind with its files; see ``exported_models.KINDS``."""
+    made: dict[str, Exported] = {}
+
+    def get(kind: str) -> Exported:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(re.sub(r"\W+", "-", kind))
+            made[kind] = Exported(build(kind), KINDS[kind][1], folder)
+        return made[kind]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def translation(exports: Callable[[str], Exported]) -> Exported:
+    """The translation model with its files."""
+    return exports("translation")

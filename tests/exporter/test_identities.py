@@ -1,0 +1,410 @@
+"""Identities: where they are promised they are tried, at exactly the right places, and what breaks them is found."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from exported_models import KINDS, Exported, build
+from torch import Tensor, nn
+
+from mytx.exporter.contract import Axis, Contract, TensorSpec
+from mytx.exporter.eager import Eager
+from mytx.exporter.graph_modules import GraphModule
+from mytx.exporter.graphs import Graph, graphs_of
+from mytx.exporter.identities import identities, sizes_of, whole_plan
+from mytx.exporter.plan import LEVELS, Case, make_plan
+from mytx.exporter.reference import compute_references
+from mytx.exporter.report import GraphReport
+from mytx.exporter.runtimes import Composed, Runtime
+from mytx.exporter.verify import Run, verify_file
+from mytx.transformer import MyTransformer
+
+PADDING, FUTURE, ALONE = "behind the padding", "after position", " alone"
+ALL = {PADDING, FUTURE, ALONE}
+WITH_DECODER = {"encoder": {PADDING, ALONE}, "decoder": ALL, "full": ALL}
+# What each graph of each kind of model must be tried for.
+PROMISED: dict[str, dict[str, set[str]]] = {
+    "translation": WITH_DECODER,
+    "couplet": WITH_DECODER,
+    "average pooling": {"encoder": {PADDING, ALONE}, "full": {PADDING, ALONE}},
+    "last pooling, silu": {"encoder": {PADDING, ALONE}, "full": {PADDING, ALONE}},
+    "upstream pooling": {"encoder": {PADDING, ALONE}, "full": {ALONE}},
+    "bare": WITH_DECODER,
+    "bare, every mask": WITH_DECODER,
+    "norm first, gelu, no bias": WITH_DECODER,
+}
+CONTRACTS = {
+    (kind, name): graph.contract
+    for kind, (_, masks) in KINDS.items()
+    for name, graph in graphs_of(build(kind), masks).items()
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "contract" in metafunc.fixturenames:
+        metafunc.parametrize("contract", CONTRACTS.values(), ids=map(": ".join, CONTRACTS))
+
+
+def derived(plan: list[Case], which: str = "") -> list[Case]:
+    return [case for case in plan if case.group == "identities" and which in case.words]
+
+
+def tried(plan: list[Case]) -> set[str]:
+    return {which for which in ALL if derived(plan, which)}
+
+
+# --- which there are -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_graph_is_tried_for_each_identity_that_it_promises_and_no_other(kind: str, level: str) -> None:
+    found = {name: tried(whole_plan(contract, level)) for (of, name), contract in CONTRACTS.items() if of == kind}
+    assert found == PROMISED[kind]
+
+
+@pytest.mark.parametrize(
+    ("masks", "full"),
+    [
+        ("", {ALONE}),
+        ("tgt_mask", {FUTURE, ALONE}),
+        ("src_key_padding_mask", {ALONE}),  # the decoder still looks at the padding of the memory
+        ("memory_key_padding_mask", {ALONE}),  # the encoder still looks at the padding of the source
+        ("src_key_padding_mask,memory_key_padding_mask", {PADDING, ALONE}),
+        ("tgt_key_padding_mask", {PADDING, ALONE}),
+    ],
+)
+def test_a_bare_transformer_promises_what_its_masks_hide(masks: str, full: set[str]) -> None:
+    contract = graphs_of(MyTransformer(16, 2, 1, 1, 24), masks)["full"].contract
+    assert tried(whole_plan(contract)) == full
+
+
+def test_identities_stand_after_the_plan_and_are_numbered_on(contract: Contract) -> None:
+    plan = make_plan(contract)
+    whole = whole_plan(contract)
+    assert [case.name for case in whole] == [f"{number:02d}" for number in range(len(whole))]
+    assert [case.group for case in whole[: len(plan)]] == [case.group for case in plan]
+    assert {case.group for case in whole[len(plan) :]} == {"identities"}
+    for case in derived(whole):
+        assert case.same_as is not None
+        base = whole[case.same_as.case]
+        assert base.group == "shapes"
+        assert f"case {base.name}" in case.words
+    assert all(case.same_as is None for case in plan)
+
+
+def test_the_same_plan_gives_the_same_identities_and_another_seed_gives_others(contract: Contract) -> None:
+    plan = make_plan(contract)
+    first, again, other = identities(contract, plan), identities(contract, plan), identities(contract, plan, seed=1)
+    for a, b in zip(first, again, strict=True):
+        assert a.words == b.words
+        assert all(np.array_equal(a.inputs[name], b.inputs[name]) for name in a.inputs)
+    assert any(
+        a.words != b.words or any(not np.array_equal(a.inputs[name], b.inputs[name]) for name in a.inputs)
+        for a, b in zip(first, other, strict=True)
+    )
+
+
+def test_own_cases_come_last_and_are_left_as_they_are(contract: Contract) -> None:
+    own = [replace(case, group="own", name="") for case in make_plan(contract, seed=9)[:2]]
+    whole = whole_plan(contract, own=own)
+    assert [case.group for case in whole[-3:]] == ["identities", "own", "own"]
+    assert [case.name for case in whole[-2:]] == [f"{len(whole) - 2:02d}", f"{len(whole) - 1:02d}"]
+    assert all(
+        case.same_as is None and case.inputs is given.inputs for case, given in zip(whole[-2:], own, strict=True)
+    )
+
+
+def test_slow_runtimes_are_asked_for_each_identity_too(contract: Contract) -> None:
+    plan = whole_plan(contract)
+    for which in tried(plan):
+        assert any(case.small for case in derived(plan, which))
+
+
+# --- at which places -------------------------------------------------------------------------------------------------
+
+
+def hidden(mask: np.ndarray) -> np.ndarray:
+    return mask if mask.dtype == bool else np.isneginf(mask)
+
+
+def places(spec: TensorSpec, shape: tuple[int, ...]) -> Iterator[tuple[int, int | None, str, tuple[int, ...]]]:
+    """For each element of an array: its sentence, its position, the axis of that, its index."""
+    names = [axis.name if isinstance(axis, Axis) else "" for axis in spec.axes]
+    (length,) = [index for index, name in enumerate(names) if name not in ("", "batch")] or [None]
+    for index in itertools.product(*map(range, shape)):
+        position, axis = (None, "") if length is None else (index[length], names[length])
+        yield index[names.index("batch")], position, axis, index
+
+
+def test_behind_padding_all_hidden_content_is_another_and_all_else_is_compared(contract: Contract) -> None:
+    plan = whole_plan(contract)
+    for case in derived(plan, PADDING):
+        assert case.same_as is not None
+        base = plan[case.same_as.case]
+        moved: set[tuple[str, int, int]] = set()  # axis, sentence, position
+        for spec in contract.inputs:
+            before, after = base.inputs[spec.name], case.inputs[spec.name]
+            if spec.hidden_by:
+                covered = np.logical_and.reduce([hidden(base.inputs[name]) for name in spec.hidden_by])
+                if covered.all():
+                    continue
+                for sentence, position, axis, index in places(spec, before.shape):
+                    assert position is not None
+                    assert (before[index] != after[index]) == covered[sentence, position]
+                    if covered[sentence, position]:
+                        moved.add((axis, sentence, position))
+            else:
+                assert np.array_equal(before, after)
+        assert moved
+        for spec in contract.outputs:
+            shape = case.same_as.shapes[spec.name]
+            expected = [
+                int(np.ravel_multi_index(index, shape))
+                for sentence, position, axis, index in places(spec, shape)
+                if position is None or (axis, sentence, position) not in moved
+            ]
+            assert shape == spec.shape(sizes_of(contract, base))
+            assert case.same_as.ours[spec.name].tolist() == case.same_as.theirs[spec.name].tolist() == expected
+
+
+def test_the_future_is_another_and_all_before_it_is_compared(contract: Contract) -> None:
+    plan = whole_plan(contract)
+    for case in derived(plan, FUTURE):
+        assert case.same_as is not None
+        base = plan[case.same_as.case]
+        (spec,) = [spec for spec in contract.inputs if spec.future]
+        middle = int(case.words.rpartition(" ")[2])
+        assert 0 < middle < sizes_of(contract, base)["target"] - 1
+        for other in contract.inputs:
+            before, after = base.inputs[other.name], case.inputs[other.name]
+            if other is not spec:
+                assert np.array_equal(before, after)
+                continue
+            for _, position, axis, index in places(spec, before.shape):
+                assert position is not None
+                assert axis == "target"
+                assert (before[index] != after[index]) == (position > middle)
+        for output in contract.outputs:
+            shape = case.same_as.shapes[output.name]
+            expected = [
+                int(np.ravel_multi_index(index, shape))
+                for _, position, _, index in places(output, shape)
+                if position is not None and position <= middle
+            ]
+            assert 0 < len(expected) < np.prod(shape)
+            assert case.same_as.ours[output.name].tolist() == case.same_as.theirs[output.name].tolist() == expected
+
+
+def test_a_masks_future_is_tried_only_where_the_mask_is_causal() -> None:
+    for name in ("decoder", "full"):
+        contract = CONTRACTS["bare, every mask", name]
+        for case in derived(whole_plan(contract), FUTURE):
+            mask = hidden(case.inputs["tgt_mask"])
+            length = mask.shape[-1]
+            assert mask[..., np.triu(np.ones((length, length), bool), 1)].all()
+
+
+def test_a_sentence_alone_is_the_row_of_its_batch_without_the_padding_on_its_right(contract: Contract) -> None:
+    plan = whole_plan(contract)
+    for case in derived(plan, ALONE):
+        assert case.same_as is not None
+        base = plan[case.same_as.case]
+        row = int(case.words.split()[1])
+        wide, narrow = sizes_of(contract, base), sizes_of(contract, case)
+        assert narrow["batch"] == 1 < wide["batch"]
+        for spec in contract.inputs:
+            part = base.inputs[spec.name]
+            for dim, axis in enumerate(spec.axes):
+                if isinstance(axis, Axis):
+                    first = row * axis.times if axis.name == "batch" else 0
+                    part = part.take(range(first, first + narrow[axis.name] * axis.times), dim)
+            assert np.array_equal(case.inputs[spec.name], part, equal_nan=True)
+            assert case.inputs[spec.name].flags.c_contiguous
+            content = [other for other in contract.inputs if other.role in ("ids", "values")]
+            if spec.role == "padding":  # what was cut off was padding, and nothing before it could go
+                axis = next(axis for axis in spec.axes if isinstance(axis, Axis) and axis.name != "batch")
+                cut = hidden(base.inputs[spec.name])[row, narrow[axis.name] :]
+                assert cut.all()
+                there = [other for other in content if axis in other.axes]
+                if narrow[axis.name] < wide[axis.name]:
+                    assert all(other.hidden_by for other in there)
+        for spec in contract.outputs:
+            small, large = case.same_as.shapes[spec.name], spec.shape(wide)
+            assert small == spec.shape(narrow)
+            assert case.same_as.ours[spec.name].tolist() == list(range(int(np.prod(small))))
+            batch = next(dim for dim, axis in enumerate(spec.axes) if isinstance(axis, Axis) and axis.name == "batch")
+            theirs = [
+                int(np.ravel_multi_index((*index[:batch], row, *index[batch + 1 :]), large))
+                for *_, index in places(spec, small)
+            ]
+            assert case.same_as.theirs[spec.name].tolist() == theirs
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "upstream pooling"])
+def test_some_sentence_is_shorter_alone_than_in_its_batch(kind: str) -> None:
+    for (of, _), contract in CONTRACTS.items():
+        if of == kind:
+            assert any(shorter(contract))
+
+
+def test_pooling_over_padding_cuts_no_padding_off() -> None:
+    """There the sum is over all positions: what is cut off is missing from it."""
+    contract = CONTRACTS["upstream pooling", "full"]
+    assert not any(shorter(contract))
+    assert any(case.inputs["src_key_padding_mask"].any() for case in derived(whole_plan(contract), ALONE))
+
+
+def shorter(contract: Contract) -> Iterator[bool]:
+    plan = whole_plan(contract)
+    for case in derived(plan, ALONE):
+        assert case.same_as is not None
+        lengths = [sizes_of(contract, found) for found in (plan[case.same_as.case], case)]
+        yield any(lengths[1][axis] < size for axis, size in lengths[0].items() if axis != "batch")
+
+
+# --- models that break them ------------------------------------------------------------------------------------------
+
+BATCH, SOURCE, TARGET = Axis("batch", traced=2), Axis("source", traced=7), Axis("target", traced=5)
+MASK = TensorSpec("mask", "bool", (BATCH, SOURCE), role="padding")
+SRC = TensorSpec("src", "int64", (BATCH, SOURCE), role="ids", limit=11, hidden_by=("mask",), future="inside")
+EACH_POSITION = TensorSpec("y", "float32", (BATCH, SOURCE, 4))
+POOLED = TensorSpec("y", "float32", (BATCH, 4))
+
+
+class Embedded(GraphModule):
+    """An embedding, and what a function makes of it: ``[batch, length, 4]`` and the real positions."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        torch.manual_seed(3)
+        super().__init__(nn.ModuleDict({"embedding": nn.Embedding(11, 4)}).eval())
+        self.function = function
+
+    def forward(self, src: Tensor, mask: Tensor) -> Tensor:
+        return self.function(self.model["embedding"](src), (~mask)[..., None])
+
+
+def past(x: Tensor, real: Tensor) -> Tensor:
+    """At each position the sum of the real ones up to there, and itself: all identities hold."""
+    return x + (x * real).cumsum(1)
+
+
+def graph_of(function: Callable[[Tensor, Tensor], Tensor], output: TensorSpec = EACH_POSITION, **src: object) -> Graph:
+    inputs = (replace(SRC, **src), MASK)  # type: ignore[arg-type]
+    return Graph(Contract("encoder", inputs, (output,), "batch first"), Embedded(function), ("embedding.",))
+
+
+def failed(graph: Graph) -> set[str]:
+    """The identities that do not hold in PyTorch; every other case must pass."""
+    plan = whole_plan(graph.contract)
+    references = compute_references(graph.module.model, graph, plan)
+    assert tried(plan)
+    run = Run("PyTorch", lambda path: Eager(graph), dimensions=False)
+    (report,) = verify_file(Path("model"), graph.contract, plan, references, [run], format_name="eager")
+    assert report.cases == len(plan)
+    assert report.passed is not bool(report.findings)
+    assert {finding.check for finding in report.findings} <= {"rounding"}
+    wrong = {finding.message.split()[1] for finding in report.findings}
+    broken = [case for case in plan if case.name in wrong]
+    assert len(broken) == len(wrong)
+    assert all(case.group == "identities" for case in broken)
+    return {which for which in ALL for case in broken if which in case.words}
+
+
+def test_a_model_for_which_all_identities_hold_passes() -> None:
+    assert failed(graph_of(past)) == set()
+
+
+def test_content_behind_padding_that_leaks_is_found() -> None:
+    """With the padding on the right, what leaks to the left is the future, too; and the sentence alone has none."""
+    assert failed(graph_of(lambda x, real: x + x.cumsum(1))) == {PADDING}
+    assert failed(graph_of(lambda x, real: x + x.sum(1, keepdim=True), future="")) == {PADDING, ALONE}
+    assert failed(graph_of(lambda x, real: x.mean(1), POOLED, future="")) == {PADDING, ALONE}
+
+
+def test_padding_that_may_leak_is_not_held_against_a_model_that_does_not_promise_it() -> None:
+    assert failed(graph_of(lambda x, real: x + x.sum(1, keepdim=True), hidden_by=(), future="")) == set()
+
+
+def test_the_future_that_leaks_is_found() -> None:
+    total = graph_of(lambda x, real: x + (x * real).sum(1, keepdim=True))
+    assert failed(total) == {FUTURE}
+    one_ahead = graph_of(lambda x, real: past(x, real) + torch.cat([(x * real)[:, 1:], torch.zeros_like(x[:, :1])], 1))
+    assert failed(one_ahead) == {FUTURE}
+    assert failed(graph_of(lambda x, real: x + (x * real).sum(1, keepdim=True), future="")) == set()
+
+
+def test_sentences_of_a_batch_that_influence_each_other_are_found() -> None:
+    assert failed(graph_of(lambda x, real: past(x, real) + 0.01 * past(x, real).mean(0))) >= {ALONE}
+    assert failed(graph_of(lambda x, real: past(x, real).flip(0))) >= {ALONE}
+
+
+def test_a_model_that_counts_padding_in_is_found_by_the_sentence_alone() -> None:
+    """The content is hidden, but the length is not: divided by all positions instead of the real ones."""
+    assert failed(graph_of(lambda x, real: (x * real).mean(1), POOLED, future="")) == {ALONE}
+    honest = graph_of(lambda x, real: (x * real).sum(1) / real.sum(1).clamp(min=1), POOLED, future="")
+    assert failed(honest) == set()
+
+
+@pytest.mark.parametrize("size", [1e-2, 1e-4, 1e-6])
+def test_a_leak_is_found_where_it_is_larger_than_rounding(size: float) -> None:
+    leak = graph_of(lambda x, real: past(x, real) + size * (x * ~real).sum(1, keepdim=True), future="")
+    assert (PADDING in failed(leak)) is (size > 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_identities_hold_for_every_kind_of_model_in_pytorch(kind: str, exports: Callable[[str], Exported]) -> None:
+    exported = exports(kind)
+    for name, graph in exported.graphs.items():
+        run = Run("PyTorch", lambda path, graph=graph: Eager(graph), lambda case: case.group == "identities")  # type: ignore[misc]
+        plan = exported.plan(name)
+        (report,) = verify_file(Path(name), graph.contract, plan, exported.expected(name), [run], format_name="eager")
+        assert report.findings == ()
+        assert report.passed
+        assert report.cases == len(derived(plan)) >= 3
+
+
+# --- full is the decoder after the encoder ---------------------------------------------------------------------------
+
+
+def composed(exported: Exported, encoder: Runtime) -> GraphReport:
+    """The report on full by way of an encoder and the honest decoder."""
+    graph = exported.graphs["full"]
+    runtime = Composed(encoder, Eager(exported.graphs["decoder"]), graph.contract)
+    run = Run("both", lambda path: runtime, dimensions=False)
+    plan = exported.plan("full")
+    (report,) = verify_file(Path("full"), graph.contract, plan, exported.expected("full"), [run], format_name="eager")
+    assert report.cases == len(plan)
+    return report
+
+
+@pytest.mark.parametrize("kind", [kind for kind, graphs in PROMISED.items() if "decoder" in graphs])
+def test_the_decoder_after_the_encoder_is_full_for_every_kind_that_has_both(
+    kind: str, exports: Callable[[str], Exported]
+) -> None:
+    exported = exports(kind)
+    report = composed(exported, Eager(exported.graphs["encoder"]))
+    assert report.findings == ()
+    assert report.passed
+
+
+class Scaled(GraphModule):
+    """An encoder whose output is a little larger."""
+
+    def forward(self, src: Tensor, src_key_padding_mask: Tensor) -> Tensor:
+        memory: Tensor = self.model.encode(src, src_key_padding_mask)
+        return 1.001 * memory
+
+
+def test_an_encoder_that_gives_the_decoder_another_memory_is_found(translation: Exported) -> None:
+    encoder = translation.graphs["encoder"]
+    report = composed(translation, Eager(replace(encoder, module=Scaled(translation.model))))
+    assert not report.passed
+    assert {finding.check for finding in report.findings} == {"rounding"}
+    assert report.worst_ratio > 10

@@ -1,0 +1,139 @@
+"""The files of TorchScript and torch.export: exported once a kind, verified as the pipeline does, and faulty copies."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from exported_models import KINDS, build
+from planting import checks
+
+from mytx.exporter.compare import Expected
+from mytx.exporter.contract import Contract
+from mytx.exporter.formats import FORMATS, ExportOptions
+from mytx.exporter.graphs import graphs_of
+from mytx.exporter.identities import whole_plan
+from mytx.exporter.plan import Case, optional_cases
+from mytx.exporter.quiet import quiet
+from mytx.exporter.reference import compute_references
+from mytx.exporter.report import GraphReport
+from mytx.exporter.verify import runs_of, verify_file
+from mytx.models import Model
+
+
+class Proven:
+    """A model with the references of its graphs, computed when they are first asked for."""
+
+    def __init__(self, model: Model, masks: str | None = None) -> None:
+        self.model = model
+        self.graphs = graphs_of(model, masks)
+        self._cases: dict[str, tuple[list[Case], list[dict[str, Expected]], int]] = {}
+
+    def cases(self, name: str) -> tuple[list[Case], list[dict[str, Expected]], int]:
+        """The quick plan, and after it the cases with masks left out; the references; how many the plan has."""
+        if name not in self._cases:
+            graph = self.graphs[name]
+            plan = whole_plan(graph.contract, "quick")
+            every = plan + optional_cases(graph.flexible, first=len(plan))
+            self._cases[name] = every, compute_references(self.model, graph, every), len(plan)
+        return self._cases[name]
+
+
+class TorchFiles:
+    """The files of a model in one format, in ``folder``."""
+
+    def __init__(self, proven: Proven, format_name: str, folder: Path) -> None:
+        self.proven = proven
+        self.known = FORMATS[format_name]
+        self.folder = folder
+
+    def contract(self, name: str) -> Contract:
+        graph = self.proven.graphs[name]
+        return graph.flexible if self.known.flexible else graph.contract
+
+    def path(self, name: str) -> Path:
+        """The file of a graph, exported when it is first asked for."""
+        path = self.folder / self.known.file(name)
+        if not path.exists():
+            with quiet():
+                self.known.load_exporter().export(self.proven.graphs, name, self.folder, ExportOptions(producer="test"))
+        return path
+
+    def weights(self, name: str) -> dict[str, np.ndarray]:
+        return {key: tensor.numpy() for key, tensor in self.proven.graphs[name].weights().items()}
+
+    def verify(self, name: str, path: Path | None = None) -> list[GraphReport]:
+        """Reports on the file of a graph in every way to run it, or on another that stands for it."""
+        cases, expected, number = self.proven.cases(name)
+        number = len(cases) if self.known.flexible else number
+        known, contract = self.known, self.contract(name)
+        here = path or self.path(name)
+        present = [graph for graph in self.proven.graphs if (self.folder / known.file(graph)).exists() and not path]
+        return verify_file(
+            here,
+            contract,
+            cases[:number],
+            expected[:number],
+            runs_of(known, name, contract, present, self.folder),
+            format_name=known.name,
+            found=known.load_checker().find_weights(here, self.weights(name)),
+        )
+
+
+@cache
+def proven(kind: str) -> Proven:
+    return Proven(build(kind), KINDS[kind][1])
+
+
+def assert_passed(reports: list[GraphReport]) -> None:
+    for report in reports:
+        assert report.passed, (report.runtime, report.findings[:3])
+    assert any("float64" in report.runtime for report in reports)
+
+
+def found(reports: list[GraphReport]) -> set[str]:
+    """The checks that found something, in all reports together, each of which failed."""
+    assert not any(report.passed for report in reports)
+    return set().union(*(checks(report) for report in reports))
+
+
+def messages(reports: list[GraphReport]) -> str:
+    return "\n".join(finding.message for report in reports for finding in report.findings)
+
+
+def repack(source: Path, target: Path, changes: Mapping[str, bytes | Callable[[bytes], bytes] | None]) -> Path:
+    """A copy of an archive with records changed, added, or, by None, taken out."""
+    changes = dict(changes)
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            root, _, record = name.partition("/")
+            content = old.read(name)
+            change = changes.pop(record, content)
+            if callable(change):
+                change = change(content)
+            if change is not None:
+                new.writestr(name, change)
+        for record, change in changes.items():
+            assert isinstance(change, bytes), record
+            new.writestr(f"{root}/{record}", change)
+    return target
+
+
+def state(model: torch.nn.Module) -> dict[str, tuple[int, torch.Tensor]]:
+    """What must not change of a model: where its weights are, and their values."""
+    return {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in model.state_dict().items()}
+
+
+def assert_untouched(model: torch.nn.Module, before: dict[str, tuple[int, torch.Tensor]]) -> None:
+    after = state(model)
+    assert list(after) == list(before)
+    for name, (place, values) in before.items():
+        assert after[name][0] == place
+        assert torch.equal(after[name][1], values)
+        assert after[name][1].dtype == values.dtype
+    assert not any(module.training for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())

@@ -1,0 +1,30 @@
+"""All planted faults."""
+
+from __future__ import annotations
+
+import fault_interfaces
+import fault_masks
+import fault_models
+import fault_rewrites
+import fault_runtimes
+import fault_storage
+import fault_tracing
+import fault_values
+import fault_weights
+from fault import Fault
+
+FAULTS: tuple[Fault, ...] = tuple(
+    entry
+    for module in (
+        fault_weights,
+        fault_storage,
+        fault_masks,
+        fault_values,
+        fault_interfaces,
+        fault_rewrites,
+        fault_tracing,
+        fault_runtimes,
+        fault_models,
+    )
+    for entry in module.FAULTS
+)

@@ -1,0 +1,190 @@
+"""What a fault is planted in: an honest file, its plan, its references, and the ways to run it."""
+
+from __future__ import annotations
+
+import gc
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+from exported_models import Exported
+from onnx import GraphProto, ModelProto
+
+from mytx.exporter import onnx_checks
+from mytx.exporter.compare import Expected, compare_case
+from mytx.exporter.contract import Contract
+from mytx.exporter.formats import FORMATS
+from mytx.exporter.graphs import Graph
+from mytx.exporter.onnx_reference import OnnxReference
+from mytx.exporter.plan import Case
+from mytx.exporter.reference import compute_references, measure_more
+from mytx.exporter.report import GraphReport
+from mytx.exporter.runtimes import Composed, Runtime, run_all
+from mytx.exporter.verify import Run, runs_of, verify_file
+
+ONNX = FORMATS["onnx"]
+COUNTS = 10.0  # noises: what moves the float64 reference by more must be seen in the outputs
+Wrap = Callable[[Runtime], Runtime]
+
+
+@dataclass
+class Subject:
+    """A file on its way through the verifier; a fault changes any part of it.
+
+    Attributes:
+        exported: the model and its honest files, which stay as they are.
+        graph: which of them is examined.
+        folder: for files with faults; with the graph's own and, for ``full``, those of its halves.
+        plan, expected, runs: as :func:`~mytx.exporter.proving.prove` would make them.
+        found: whether the weights of the file are checked.
+        reference: whose outputs are right: another graph of the same contract, where the model itself is at fault.
+        wrap: what runs are wrapped in, where the runtime is at fault.
+    """
+
+    exported: Exported
+    graph: str
+    folder: Path
+    plan: list[Case] = field(default_factory=list)
+    expected: list[dict[str, Expected]] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    reference: Graph | None = None
+    wrap: Wrap | None = None
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        names = self.exported.graphs if self.graph == "full" else [self.graph]
+        for name in names:
+            shutil.copy(self.exported.path(name), self.file(name))
+        self.plan = list(self.exported.plan(self.graph))
+        self.expected = list(self.exported.expected(self.graph))
+        self.runs = runs_of(ONNX, self.graph, self.contract, names, self.folder)
+
+    def file(self, name: str) -> Path:
+        return self.folder / ONNX.file(name)
+
+    @property
+    def path(self) -> Path:
+        return self.file(self.graph)
+
+    @property
+    def contract(self) -> Contract:
+        return self.exported.contract(self.graph)
+
+    @property
+    def honest_graph(self) -> Graph:
+        return self.exported.graphs[self.graph]
+
+    # --- planting ----------------------------------------------------------------------------------------------------
+
+    def edit(self, function: Callable[[ModelProto], None], name: str = "") -> None:
+        """Change the file of a graph; that of the subject, unless another is named."""
+        path = self.file(name or self.graph)
+        model = onnx.load(path)
+        before = model.SerializeToString(deterministic=True)
+        function(model)
+        assert model.SerializeToString(deterministic=True) != before, "nothing was planted"
+        onnx.save(model, path)
+
+    def wrap_runtimes(self, wrap: Wrap, chosen: Callable[[Run], bool] = lambda run: True) -> None:
+        """Put something between the verifier and the runtimes of the chosen runs."""
+
+        def opened(run: Run, path: Path) -> Runtime:
+            return wrap(run.open(path))
+
+        self.wrap = wrap
+        self.runs = [replace(run, open=partial(opened, run)) if chosen(run) else run for run in self.runs]
+
+    # --- what comes of it --------------------------------------------------------------------------------------------
+
+    def verify(self) -> list[GraphReport]:
+        """The reports of the standard plan."""
+        found = onnx_checks.find_weights(self.path, self.exported.weights(self.graph))
+        graph = self.reference or self.honest_graph
+        measure = partial(measure_more, self.exported.model, graph, self.plan, list(self.expected))
+        return verify_file(
+            self.path,
+            self.contract,
+            self.plan,
+            self.expected,
+            self.runs,
+            format_name="onnx",
+            found=found,
+            measure=measure,
+        )
+
+    def moved(self) -> float:
+        """How far the fault moves the float64 reference, in noises of float32, in the case where it is furthest.
+
+        Infinite where there is no number to compare: a wrong shape, NaN, or no output at all.
+        """
+        plan, honest = self.exported.plan(self.graph), self.exported.expected(self.graph)
+        if self.reference is not None:
+            faulty = compute_references(self.exported.model, self.reference, plan)
+            return max(_distance(outputs, expected) for outputs, expected in zip(faulty, honest, strict=True))
+        ways = [False, True] if self.file("decoder").exists() and self.graph == "full" else [False]
+        return max(self._moved_by(self._lifted(both)) for both in ways)
+
+    def _lifted(self, both: bool) -> Runtime | None:
+        """The file in float64, or its halves one after the other; None where it cannot be loaded."""
+        try:
+            if not both:
+                return OnnxReference.open(self.path, lifted=True)
+            halves = [OnnxReference.open(self.file(name), lifted=True) for name in ("encoder", "decoder")]
+            return Composed(halves[0], halves[1], self.contract.lifted())
+        except Exception:
+            return None
+
+    def _moved_by(self, runtime: Runtime | None) -> float:
+        if runtime is None:
+            return math.inf
+        runtime = self.wrap(runtime) if self.wrap else runtime
+        plan, honest = self.exported.plan(self.graph), self.exported.expected(self.graph)
+        worst = 0.0
+        try:
+            results = run_all(runtime, [case.inputs for case in plan])
+        except Exception:
+            return math.inf
+        for outputs, expected in zip(results, honest, strict=True):
+            if isinstance(outputs, Exception):
+                return math.inf
+            wanted = {name: array for name, array in outputs.items() if name in expected}
+            for comparison in compare_case(self.contract.lifted(), wanted, expected):
+                noise = comparison.noise or math.inf
+                worst = max(worst, math.inf if noise != noise else comparison.max_abs_error / noise)
+        return worst
+
+
+def collect_less() -> None:
+    """Let the garbage collector leave alone what is there by now: PyTorch and its exporter.
+
+    The verifier collects often, to be small beside a large model; with a tiny one that is most of its time.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _distance(faulty: Mapping[str, Expected], honest: Mapping[str, Expected]) -> float:
+    """The largest difference between two references, in noises of the second."""
+    return max(
+        float(np.abs(faulty[name].values - expected.values).max(initial=0.0)) / expected.noise
+        for name, expected in honest.items()
+        if expected.noise
+    )
+
+
+# --- ways to plant ---------------------------------------------------------------------------------------------------
+
+
+def in_model(function: Callable[[ModelProto], None]) -> Callable[[Subject], None]:
+    """A fault in the file, by a function that changes its model."""
+    return lambda subject: subject.edit(function)
+
+
+def in_graph(function: Callable[[GraphProto], None]) -> Callable[[Subject], None]:
+    """A fault in the file, by a function that changes its graph."""
+    return lambda subject: subject.edit(lambda model: function(model.graph))
