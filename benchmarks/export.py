@@ -75,7 +75,7 @@ def run_plain(preset: str, folder: Path) -> dict[str, Any]:
             path,
             dynamo=True,
             opset_version=18,
-            dynamic_shapes=(varies,),
+            dynamic_shapes=varies,
             external_data=False,
             verbose=False,
         )

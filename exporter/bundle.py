@@ -37,14 +37,16 @@ class Staging:
     Args:
         target: where the bundle is to be.
         force: replace a bundle that is there.
+        bundle: whether it is one; another kind of folder has nothing to do with ``<target>.failed``.
 
     Raises:
         BundleError: where something is there that may not be replaced, or nothing can be written.
     """
 
-    def __init__(self, target: Path, *, force: bool = False) -> None:
+    def __init__(self, target: Path, *, force: bool = False, bundle: bool = True) -> None:
         self.target = Path(os.path.realpath(target))
         self.force = force
+        self.bundle = bundle
         if not self.target.name:
             raise BundleError(f"{self.target} cannot be a bundle", "name a folder in it")
         if not _is_utf8(self.target):
@@ -64,7 +66,7 @@ class Staging:
             raise BundleError(f"{inside} is a bundle, and must hold nothing else", "choose another --output")
         recover(self.target)
         _check_target(self.target, force)
-        if os.path.lexists(self.failed) and (self.failed.is_symlink() or not is_bundle(self.failed)):
+        if bundle and os.path.lexists(self.failed) and (self.failed.is_symlink() or not is_bundle(self.failed)):
             raise BundleError(f"{self.failed} is in the way and is not a bundle", "move it, or choose another --output")
 
     def __enter__(self) -> Staging:
@@ -112,7 +114,8 @@ class Staging:
                 _mine.discard(aside)
             self._made.clear()
             shutil.rmtree(aside, ignore_errors=True)
-            shutil.rmtree(self.failed, ignore_errors=True)  # of an earlier attempt: no longer true
+            if self.bundle:
+                shutil.rmtree(self.failed, ignore_errors=True)  # of an earlier attempt: no longer true
         return self.target
 
     def reject(self) -> Path:

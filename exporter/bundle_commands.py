@@ -60,7 +60,7 @@ def verify(
     from .terminal import Progress, print_check, print_plan
 
     if show_plan:
-        show(plan_of_bundle(bundle, level=level, own=own), print_plan, as_json)
+        show(plan_of_bundle(bundle, level=level, own=own), print_plan, as_json, quiet)
         return PASSED
     with Progress(shown=not (quiet or verbose)) as progress:
         result = verify_bundle(bundle, formats=formats, level=level, own=own, verbose=verbose, progress=progress)

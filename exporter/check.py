@@ -56,7 +56,7 @@ def verify_bundle(
     *,
     formats: Sequence[str] = (),
     level: str | None = None,
-    own: Sequence[Path] = (),
+    own: Sequence[Path | str] = (),
     verbose: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BundleCheck:
@@ -109,7 +109,7 @@ class BundlePlan:
         return {"bundle": str(self.bundle), "graphs": self.graphs}
 
 
-def plan_of_bundle(path: str | Path, *, level: str | None = None, own: Sequence[Path] = ()) -> BundlePlan:
+def plan_of_bundle(path: str | Path, *, level: str | None = None, own: Sequence[Path | str] = ()) -> BundlePlan:
     """The plan of the bundle at ``path``: its stored cases, or those of a ``level`` with a user's ``own``.
 
     Raises:
@@ -141,7 +141,7 @@ def _formats(bundle: Bundle, asked: Sequence[str]) -> list[Format]:
     for name in asked:
         if name not in present:
             raise OptionError(f"{bundle.folder} has no {name} files", f"choose from {', '.join(present)}")
-    chosen = [FORMATS[name] for name in asked or present if asked or not FORMATS[name].runs_code]
+    chosen = [FORMATS[name] for name in dict.fromkeys(asked or present) if asked or not FORMATS[name].runs_code]
     if not chosen:
         raise OptionError(
             f"{bundle.folder} has only {' and '.join(present)} files, and to open these can run code",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import signal
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..models import Model, load_model, save_model
+from .errors import ExportError
 from .formats import FORMATS, ExportOptions
 from .graphs import Graph, graphs_of
 from .quiet import quiet
@@ -47,7 +52,8 @@ def export_files(
         folder: where to.
         options: for the formats.
         masks: as for :func:`~mytx.exporter.graphs.graphs_of`.
-        jobs: how many files are made at the same time; each process beyond the first needs memory for a model.
+        jobs: how many files are made at the same time, each in a process that needs memory for a model. A script that
+            asks for several needs ``if __name__ == "__main__":``, as for any ``multiprocessing``.
         progress: told what is being done.
 
     Raises:
@@ -55,7 +61,7 @@ def export_files(
         OSError: where a file cannot be written.
     """
     tasks = [Task(name, graph) for name in formats for graph in chosen]
-    finite = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    finite = all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
     if jobs == 1 or len(tasks) == 1 or not finite:  # what is not finite cannot be saved for the other processes
         for task in tasks:
             progress(f"Exporting {FORMATS[task.format].file(task.graph)}")
@@ -78,22 +84,57 @@ def _side_by_side(
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as saved:
         save_model(model, saved)
-        setup = (saved, masks)
-        with ProcessPoolExecutor(min(jobs, len(tasks)), context, initializer=_start, initargs=setup) as pool:
-            running: dict[Future[None], Task] = {}
-            waiting, done = list(tasks), set[Task]()
-            while waiting or running:
-                for task in list(waiting):
-                    before = {Task(task.format, name) for name in _needs(graphs, task)} & set(tasks)
-                    if before <= done:
-                        waiting.remove(task)
-                        running[pool.submit(_work, task, folder, options)] = task
-                names = ", ".join(sorted(FORMATS[task.format].file(task.graph) for task in running.values()))
-                progress(f"Exporting {names}")
-                finished, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    future.result()
-                    done.add(running.pop(future))
+        pool = ProcessPoolExecutor(min(jobs, len(tasks)), context, initializer=_start, initargs=(saved, masks))
+        try:
+            _work_off(pool, graphs, tasks, folder, options, progress)
+        except BrokenProcessPool as error:
+            raise ExportError(
+                "a process that was exporting has died, perhaps for want of memory",
+                'use fewer --jobs; a script that exports with jobs needs `if __name__ == "__main__":`',
+            ) from error
+        finally:  # after an error or Ctrl-C, too: whoever waits should not wait for files that nobody wants
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            pool.shutdown(cancel_futures=True)
+
+
+def _work_off(
+    pool: ProcessPoolExecutor,
+    graphs: dict[str, Graph],
+    tasks: list[Task],
+    folder: Path,
+    options: ExportOptions,
+    progress: Progress,
+) -> None:
+    """Each task as soon as what it needs is done."""
+    running: dict[Future[None], Task] = {}
+    waiting, done = list(tasks), set[Task]()
+    while waiting or running:
+        for task in list(waiting):
+            before = {Task(task.format, name) for name in _needs(graphs, task)} & set(tasks)
+            if before <= done:
+                waiting.remove(task)
+                with _without_interrupts():  # the new process would print a traceback of its own
+                    running[pool.submit(_work, task, folder, options)] = task
+        names = ", ".join(sorted(FORMATS[task.format].file(task.graph) for task in running.values()))
+        progress(f"Exporting {names}")
+        finished, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in finished:
+            future.result()
+            done.add(running.pop(future))
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ctrl-C is ignored within, and by processes that are started there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 def _needs(graphs: dict[str, Graph], task: Task) -> tuple[str, ...]:

@@ -103,7 +103,10 @@ def _token_axes(config: ModelConfig) -> tuple[Axis, Axis]:
     """Source and target, bounded by the positions."""
     for axis in (SOURCE, TARGET):
         if config.max_length <= axis.traced:
-            raise OptionError(f"{config.max_length} positions are too few to export: more than {axis.traced} needed")
+            raise OptionError(
+                f"{config.max_length} positions are too few to export, more than {axis.traced} are needed",
+                "give the model more: without training, positions are only sines and cosines",
+            )
     return (
         Axis("source", traced=SOURCE.traced, maximum=config.max_length),
         Axis("target", traced=TARGET.traced, maximum=config.max_length),

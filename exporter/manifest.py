@@ -94,8 +94,15 @@ class Manifest:
             files=files,
             graphs=graphs,
             assumed=tuple(values["assumed"]),
-            parity=dict(values["parity"]),
+            parity=_parity(values["parity"]),
         )
+
+
+def _parity(values: dict[str, Any]) -> dict[str, Any]:
+    """What was proven; raises where a row of it lacks something."""
+    for row in values["graphs"]:
+        row["graph"], row["format"], row["passed"]
+    return dict(values)
 
 
 def describe_files(folder: Path) -> tuple[FileEntry, ...]:

@@ -76,7 +76,9 @@ class Bundle:
         if name not in graphs:
             have = ", ".join(graphs)
             hint = f"export it with --component {name}" if name in GRAPHS else f"choose from {have}"
-            raise BundleError(f"{self.folder} has no {name} graph in ONNX{f', only {have}' if have else ''}", hint)
+            raise BundleError(
+                f"{self.folder} has no {name or repr(name)} graph in ONNX{f', only {have}' if have else ''}", hint
+            )
         return graphs[name]
 
     @cached_property

@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .contract import Axis, Contract, TensorSpec
 from .errors import OptionError
 from .plan import Array, Case, is_small
 
 
-def read_cases(files: Sequence[Path], contracts: Sequence[Contract]) -> dict[str, list[Case]]:
+def read_cases(files: Sequence[Path | str], contracts: Sequence[Contract]) -> dict[str, list[Case]]:
     """The cases in ``files``, by graph: each belongs to the graphs that take inputs of exactly its names.
 
     Raises:
         OptionError: where a file cannot be read, or fits no graph.
     """
     found: dict[str, list[Case]] = {}
-    for path in files:
+    for path in [Path(files)] if isinstance(files, (str, Path)) else map(Path, files):
         inputs = _load(path)
         fitting = [contract for contract in contracts if set(inputs) == {spec.name for spec in contract.inputs}]
         if not fitting:
@@ -74,5 +75,8 @@ def _check(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, int]) ->
         raise OptionError(
             f"{where} has ids from {array.min()} to {array.max()}", f"the model has 0 to {spec.limit - 1}"
         )
+    values: NDArray[np.float64] = array.astype(np.float64)
+    if spec.role in ("padding", "attention") and not (values < np.inf).all():
+        raise OptionError(f"{where} has NaN or infinity", "0 = may attend, -inf = may not; what is between is added")
     if spec.role == "values" and not np.isfinite(array).all():
         raise OptionError(f"{where} has NaN or infinity", "a comparison needs numbers")

@@ -76,7 +76,7 @@ def export_bundle(
     masks: str | None = None,
     verify: bool = True,
     level: str = "standard",
-    own: Sequence[Path] = (),
+    own: Sequence[Path | str] = (),
     jobs: int = 1,
     force: bool = False,
     vocabulary: Vocabulary | None = None,
@@ -106,7 +106,7 @@ def export_bundle(
         ExportError: where a graph cannot be exported.
         BundleError: where the bundle cannot be written.
     """
-    formats = (formats,) if isinstance(formats, str) else tuple(formats)
+    formats = (formats,) if isinstance(formats, str) else tuple(dict.fromkeys(formats))
     components = (components,) if isinstance(components, str) else components
     _check_options(formats, opset, level, jobs)
     check_model(model)
@@ -157,8 +157,8 @@ def _check_options(formats: Sequence[str], opset: int, level: str, jobs: int) ->
     if not formats:
         raise OptionError("no format is asked for", f"choose from {', '.join(FORMATS)}")
     check_level(level)
-    if jobs < 1:
-        raise OptionError(f"{jobs} jobs cannot work", "give 1 or more")
+    if not isinstance(jobs, int) or jobs < 1:
+        raise OptionError(f"{jobs!r} jobs cannot work", "give a number, 1 or more")
 
 
 def check_model(model: object) -> None:

@@ -52,7 +52,7 @@ def verify_rebuilt(
     bundle: Bundle,
     formats: Sequence[Format],
     level: str,
-    own: Sequence[Path],
+    own: Sequence[Path | str],
     verbose: bool,
     progress: Callable[[str], None],
 ) -> ParityReport:

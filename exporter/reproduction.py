@@ -71,7 +71,7 @@ def write_reproduction(path: Path, place: Place, folder: Path) -> Path:
         raise OptionError(f"{place.node}: it fails, so there are no values to reproduce", "run the graph itself")
     if os.path.lexists(folder):
         raise BundleError(f"{folder} exists", "choose another --output")
-    with Staging(folder) as staging:
+    with Staging(folder, bundle=False) as staging:
         target = staging.path / "block.onnx"
         model = _model(path, place.value, block)
         onnx.save(model, target)

@@ -136,6 +136,12 @@ def print_located(result: BundleLocated, *, to_stderr: bool = False) -> None:
             )
         if len(located.introduced) > SHOWN_PLACES:
             console.print(f"  and {len(located.introduced) - SHOWN_PLACES} more places, see --json")
+        if located.unmatched:
+            console.print(
+                f"  {len(located.unmatched)} modules were not found by the names of the nodes, and only what is around "
+                "them was compared",
+                soft_wrap=not wraps,
+            )
         if located.introduced and located.passed_on:
             console.print(f"  passed on by {len(located.passed_on)} modules that introduce none", soft_wrap=True)
         if located.graph in result.reproductions:

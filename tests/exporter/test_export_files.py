@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import onnx
@@ -152,3 +154,15 @@ def test_an_opset_that_is_not_known_is_an_option_error_from_either(tmp_path: Pat
         with quiet(), pytest.raises(OptionError, match="opset 3 is not supported") as caught:
             export_files(model, graphs_of(model), ["encoder", "full"], ("onnx",), tmp_path, ExportOptions(3), jobs=jobs)
         assert "18 to 25" in caught.value.hint
+
+
+def start_dying(saved: str, masks: str | None) -> None:
+    """A worker that is killed, as for want of memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_dies_is_an_export_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "_start", start_dying)
+    with pytest.raises(ExportError, match="has died") as caught:
+        write(build("translation"), tmp_path / "bundle", 2)
+    assert "fewer --jobs" in caught.value.hint

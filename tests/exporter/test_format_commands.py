@@ -17,7 +17,7 @@ from cli_support import Result, assert_refused, names
 from onnx import helper
 from test_rebuilt import relist
 
-from bundles import copy_of_bundle, tiny_bundle, tiny_model
+from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
 from mytx.exporter import export_bundle, onnx_format, open_bundle
 from mytx.exporter.contract import Contract
 from mytx.models import save_model
@@ -103,6 +103,12 @@ def test_a_foreign_file_is_bad_input(file: str, content: bytes, run: Run, torch_
     assert_refused(run("verify", bundle, "--format", name), file)
 
 
+def test_a_format_that_is_named_twice_is_verified_once(run: Run) -> None:
+    once = run("verify", tiny_bundle(), "--format", "onnx", "--json").json()["graphs"]
+    twice = run("verify", tiny_bundle(), "--format", "onnx", "--format", "onnx", "--json").json()["graphs"]
+    assert len(twice) == len(once)
+
+
 def test_a_format_that_is_not_there_is_said(run: Run) -> None:
     assert_refused(run("verify", tiny_bundle(), "--format", "pt2"), "no pt2 files", "onnx")
 
@@ -186,6 +192,29 @@ def test_the_folder_of_a_reproduction_is_never_written_over(run: Run, off: Path,
     (tmp_path / "small").mkdir()
     assert_refused(run("locate", off, "--graph", "decoder", "-o", tmp_path / "small"), "exists", "--output")
     assert names(tmp_path / "small") == []
+
+
+def test_a_reproduction_leaves_a_bundle_beside_it_whole(run: Run, off: Path, tmp_path: Path) -> None:
+    failed = off.rename(tmp_path / "w.failed")
+    assert run("locate", failed, "--graph", "decoder", "-o", tmp_path / "w").code == 1
+    assert names(tmp_path) == ["w", "w.failed"]
+    assert run("verify", failed, "-q").code == 1
+
+
+def test_modules_that_were_not_found_by_name_are_told(run: Run, tmp_path: Path) -> None:
+    bundle = copy_of_bundle(tmp_path)
+    model = onnx.load(bundle / "encoder.onnx")
+    for node in model.graph.node:
+        node.name = ""
+    onnx.save(model, bundle / "encoder.onnx")
+    relist(bundle)
+    assert "were not found by the names" in run("locate", bundle, "--graph", "encoder").out
+
+
+def test_a_manifest_with_half_a_report_is_damaged(run: Run, tmp_path: Path) -> None:
+    bundle = copy_of_bundle(tmp_path)
+    edit_manifest(bundle, parity={"passed": True, "graphs": [{"x": 1}]})
+    assert_refused(run("locate", bundle, "--no-reproduction"), "is damaged")
 
 
 def test_locate_says_which_graphs_there_are(run: Run) -> None:

@@ -252,3 +252,20 @@ def test_a_single_array_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert "no such file" in refused(tmp_path / "mine.npz").message
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_float_mask_without_meaning_is_refused(value: float, tmp_path: Path) -> None:
+    contract = graphs_of(MyTransformer(16, 2, 1, 1, 24), "src_key_padding_mask:float")["encoder"].contract
+    mask = np.zeros((2, 5), np.float32)
+    inputs = {"src": np.ones((5, 2, 16), np.float32), "src_key_padding_mask": mask}
+    mask[0, 1] = -np.inf
+    assert read_cases([saved(tmp_path, inputs)], [contract])
+    mask[1, 1] = value
+    assert "NaN or infinity" in refused(saved(tmp_path, inputs), [contract]).message
+
+
+def test_one_path_may_stand_alone_and_be_a_string(tmp_path: Path) -> None:
+    path = saved(tmp_path, encoder_inputs())
+    for files in (path, str(path), [str(path)]):
+        assert list(read_cases(files, CONTRACTS)) == ["encoder"]  # type: ignore[arg-type]
