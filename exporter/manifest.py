@@ -100,7 +100,7 @@ class Manifest:
 
 def _parity(values: dict[str, Any]) -> dict[str, Any]:
     """What was proven; raises where a row of it lacks something."""
-    for row in values["graphs"]:
+    for row in values.get("graphs", ()):
         row["graph"], row["format"], row["passed"]
     return dict(values)
 
