@@ -72,7 +72,7 @@ class Staging:
     def __enter__(self) -> Staging:
         parent = self.target.parent
         try:
-            with _undisturbed():
+            with undisturbed():
                 for missing in reversed([path for path in (parent, *parent.parents) if not path.exists()]):
                     missing.mkdir(exist_ok=True)
                     self._made.append(missing)
@@ -97,7 +97,7 @@ class Staging:
         Raises:
             BundleError: where something has come to stand there meanwhile that may not be replaced.
         """
-        with _undisturbed():
+        with undisturbed():
             _check_target(self.target, self.force)
             aside = self.target.with_name(f".{self.target.name}.mytx-old-{os.getpid()}")
             replaces = self.target.exists()
@@ -120,14 +120,14 @@ class Staging:
 
     def reject(self) -> Path:
         """Move the bundle to ``<target>.failed``, to be looked at; returns that place."""
-        with _undisturbed():
+        with undisturbed():
             shutil.rmtree(self.failed, ignore_errors=True)
             self.path.rename(self.failed)
             self._made.clear()
         return self.failed
 
     def _clean(self) -> None:
-        with _undisturbed():
+        with undisturbed():
             if self._open:
                 shutil.rmtree(self.path, ignore_errors=True)
                 _mine.discard(self.path)
@@ -235,8 +235,8 @@ def _wait_for(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Without Ctrl-C: what is done here is short, and must not be left half done."""
+def undisturbed() -> Iterator[None]:
+    """Without Ctrl-C, here and in processes that are started here: for what is short and must not be left half done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

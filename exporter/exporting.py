@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-import signal
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..models import Model, load_model, save_model
+from .bundle import undisturbed
 from .errors import ExportError
 from .formats import FORMATS, ExportOptions
 from .graphs import Graph, graphs_of
@@ -114,7 +112,7 @@ def _work_off(
             before = {Task(task.format, name) for name in _needs(graphs, task)} & set(tasks)
             if before <= done:
                 waiting.remove(task)
-                with _without_interrupts():  # the new process would print a traceback of its own
+                with undisturbed():  # the new process would print a traceback of its own
                     running[pool.submit(_work, task, folder, options)] = task
         names = ", ".join(sorted(FORMATS[task.format].file(task.graph) for task in running.values()))
         progress(f"Exporting {names}")
@@ -122,19 +120,6 @@ def _work_off(
         for future in finished:
             future.result()
             done.add(running.pop(future))
-
-
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Ctrl-C is ignored within, and by processes that are started there."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 def _needs(graphs: dict[str, Graph], task: Task) -> tuple[str, ...]:
