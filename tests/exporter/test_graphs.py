@@ -138,7 +138,7 @@ def test_lengths_of_models_with_positions_are_bounded_by_them() -> None:
 
 
 def test_too_few_positions_to_trace_at_are_refused() -> None:
-    with pytest.raises(OptionError, match="7 positions are too few to export: more than 7 needed"):
+    with pytest.raises(OptionError, match="7 positions are too few to export, more than 7 are needed"):
         graphs_of(translation(max_length=7))
     assert set(graphs_of(translation(max_length=8))) == {"encoder", "decoder", "full"}
 
