@@ -47,16 +47,16 @@ def _start() -> None:
 
 
 def _exported(kind: str, folder: str) -> Any:
-    from exported_models import KINDS, Exported, build
+    from exported_models import EVERY_KIND, Exported, build
 
     own = Path(folder) / re.sub(r"\W+", "-", kind)
     own.mkdir(exist_ok=True)
-    return Exported(build(kind), KINDS[kind][1], own)
+    return Exported(build(kind), EVERY_KIND[kind][1], own)
 
 
 def _export(kind: str, graphs: list[str], folder: str) -> list[Row]:
     exported = _exported(kind, folder)
-    for graph in exported.graphs if "full" in graphs else graphs:
+    for graph in [*exported.graphs, *graphs] if "full" in graphs else graphs:
         exported.path(graph)
     return []
 
@@ -91,14 +91,14 @@ def _honest(architecture: str, weights: list[str]) -> list[Row]:
 
 
 def _chosen_faults(quick: bool) -> list[Any]:
-    """All; or of the graphs of one model the first of each kind, large and small."""
+    """All; or of the graphs of two models, plain and cached, the first of each kind, large and small."""
     from catalogue import FAULTS
 
     if not quick:
         return list(FAULTS)
     found: dict[tuple[str, bool], Any] = {}
     for fault in FAULTS:
-        if fault.model == "translation" and fault.graph != "full":
+        if fault.model in ("translation", "lively") and fault.graph != "full":
             found.setdefault((fault.kind, fault.small), fault)
     return list(found.values())
 

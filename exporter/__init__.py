@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from .errors import ExportError as ExportError
     from .errors import MytxError as MytxError
     from .errors import OptionError as OptionError
+    from .generating import Generation as Generation
+    from .generating import Hypothesis as Hypothesis
     from .opened import Bundle as Bundle
     from .opened import open_bundle as open_bundle
     from .pipeline import ExportResult as ExportResult
     from .pipeline import export_bundle as export_bundle
     from .report import ParityReport as ParityReport
+    from .runtimes import RuntimeOptions as RuntimeOptions
 
 _HOME = {
     "Bundle": "opened",
@@ -24,9 +27,12 @@ _HOME = {
     "BundleError": "errors",
     "ExportError": "errors",
     "ExportResult": "pipeline",
+    "Generation": "generating",
+    "Hypothesis": "generating",
     "MytxError": "errors",
     "OptionError": "errors",
     "ParityReport": "report",
+    "RuntimeOptions": "runtimes",
     "export_bundle": "pipeline",
     "open_bundle": "opened",
     "verify_bundle": "check",

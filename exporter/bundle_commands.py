@@ -1,10 +1,8 @@
-"""The commands that take a bundle: verify, locate, inspect, run. Heavy imports are inside."""
+"""The commands that look at a bundle: verify, locate, inspect. Heavy imports are inside."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -126,47 +124,4 @@ def inspect(path: Path, keys: tuple[str, ...], as_json: bool) -> None:
         print_inspection(found)
 
 
-@click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("--max-length", type=click.IntRange(1), help="Of the output, in tokens.  [256, or what the model has]")
-@click.option(
-    "--pad-to",
-    type=click.IntRange(1),
-    help="Fill the source with padding, not masked, to this many tokens: for a model that was trained so.",
-)
-@json_option
-def run(bundle: Path, texts: tuple[str, ...], max_length: int | None, pad_to: int | None, as_json: bool) -> None:
-    """Decode each TEXT greedily with the graphs in BUNDLE. Needs no PyTorch.
-
-    Without TEXT, lines are read from standard input, in UTF-8. One line comes out for each text.
-
-    \b
-    Examples:
-      mytx-export run demo-bundle knight transformer
-      mytx-export run bundle < sentences.txt
-    """
-    from .opened import open_bundle
-
-    opened = open_bundle(bundle)
-    for text in texts or _lines():
-        # A blank line among others stays one: the output has a line for each of the input's.
-        output = opened.translate(text, max_length, pad_to) if texts or text.strip() else ""
-        click.echo(json.dumps({"text": text, "output": output}, ensure_ascii=False) if as_json else output)
-
-
-def _lines() -> Iterator[str]:
-    """The lines of standard input, which is UTF-8 whatever the locale says, without their ends."""
-    from ..models.errors import MytxError
-
-    if sys.stdin is None:
-        raise MytxError("no text was given, and standard input is closed", "give a TEXT, or lines on standard input")
-    for number, line in enumerate(getattr(sys.stdin, "buffer", sys.stdin), start=1):
-        try:
-            text = line if isinstance(line, str) else line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise MytxError(f"line {number} of standard input is not UTF-8", "convert the text to UTF-8") from error
-        yield text.rstrip("\r\n")
-
-
-COMMANDS = (verify, locate, inspect, run)
+COMMANDS = (verify, locate, inspect)

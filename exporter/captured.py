@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from .compare import ULP
-from .graphs import Graph
+from .graph import Graph
 from .plan import Array, Case
-from .reference import jittered, nudge
+from .reference import in_float64, jittered, nudge
 
 JITTERED_RUNS = 2
 OUTPUT = -1  # the slot of what a call gives; its inputs are 0, 1, …
@@ -48,11 +48,8 @@ def capture(model: nn.Module, graph: Graph, cases: Sequence[Case]) -> list[dict[
         graph: of ``model``.
         cases: few and small: all is kept.
     """
-    model.double()
-    try:
+    with in_float64(model):
         exact = [_run(model, graph, case, Tensor.double) for case in cases]
-    finally:
-        model.float()
     slots = [_distinct(tensors) for tensors in exact]
     kept = [{slot: tensors[slot].numpy() for slot in own} for tensors, own in zip(exact, slots, strict=True)]
     noise = [dict.fromkeys(arrays, 0.0) for arrays in kept]
@@ -102,7 +99,7 @@ def _run(model: nn.Module, graph: Graph, case: Case, prepare: Callable[[Tensor],
     inputs = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
     given = {name: prepare(tensor) if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
     with torch.inference_mode(), _hooks(model, tensors):
-        tensors["", 0, OUTPUT] = graph.module(**given)
+        (tensors["", 0, OUTPUT],) = graph.compute(given)
     return tensors
 
 

@@ -13,7 +13,7 @@ import time
 
 import click
 
-from . import bundle_commands, export_commands
+from . import bench_command, bundle_commands, export_commands, run_command
 from .output import BAD_INPUT, BUG, INTERRUPTED, PASSED, complain, printing, write_log
 
 IMPATIENCE = 2.0  # seconds within which a second Ctrl-C is the first one again
@@ -103,5 +103,5 @@ def cli() -> None:
     """
 
 
-for command in (*export_commands.COMMANDS, *bundle_commands.COMMANDS):
+for command in (*export_commands.COMMANDS, *bundle_commands.COMMANDS, run_command.run, bench_command.bench):
     cli.add_command(command)

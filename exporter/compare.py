@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,9 @@ class Expected:
         positions: where ``values`` are in the flattened output; None where they are all of it.
         shape: of the whole output; None where it is that of ``values``.
         scale: the largest magnitude in the whole output; None where it is that of ``values``.
+        exact: the values are ids or counts, of which none may differ.
+        ties: sentences, along the first dimension, for which another result is as right: they are not compared.
+        pad: where some tie, what fills up the last dimension, which is as long as the longest result.
     """
 
     values: NDArray[np.float64]
@@ -42,6 +46,9 @@ class Expected:
     positions: NDArray[np.int64] | None = None
     shape: tuple[int, ...] | None = None
     scale: float | None = None
+    exact: bool = False
+    ties: tuple[int, ...] = ()
+    pad: int | None = None
 
     @property
     def full_shape(self) -> tuple[int, ...]:
@@ -68,6 +75,7 @@ class Comparison:
         reason: why it did not pass.
         elements: how many were compared.
         interface: whether it is not the values that are wrong, but the name, dtype or shape.
+        ties: sentences that were not compared, as another result is as right.
     """
 
     output: str
@@ -79,6 +87,7 @@ class Comparison:
     reason: str = ""
     elements: int = 0
     interface: bool = False
+    ties: tuple[int, ...] = ()
 
 
 def compare_case(
@@ -110,6 +119,8 @@ def compare_case(
 
 def compare_values(output: str, actual: Array, expected: Expected, factor: float = FACTOR) -> Comparison:
     """Hold one array against its reference. Shapes must be the same: nothing is broadcast."""
+    if expected.ties:
+        return _compare_untied(output, actual, expected, factor)
     reference, noise = expected.values.ravel(), expected.noise
     if actual.shape != expected.full_shape:
         return _failed(output, f"shape {list(actual.shape)}, the model gives {list(expected.full_shape)}")
@@ -133,6 +144,8 @@ def compare_values(output: str, actual: Array, expected: Expected, factor: float
     worst = int(error.argmax())
     largest = float(error[worst])
     scale = float(np.abs(reference).max()) if expected.scale is None else expected.scale
+    if expected.exact:
+        return _compare_exactly(output, largest, worst, found, reference, expected)
     allowance = noise + ULP * scale
     ratio = largest / allowance if allowance > 0 else (0.0 if largest == 0 else math.inf)
     verdict, reason = PASS, ""
@@ -146,6 +159,38 @@ def compare_values(output: str, actual: Array, expected: Expected, factor: float
         verdict = NOT_JUDGED
         reason = f"PyTorch's own float32 error is {noise:.3g} on values up to {scale:.3g}: too large to judge by"
     return Comparison(output, largest, noise, ratio, verdict, expected.at(worst), reason, reference.size)
+
+
+def _compare_exactly(
+    output: str, largest: float, worst: int, found: Array, reference: NDArray[np.float64], expected: Expected
+) -> Comparison:
+    if largest == 0:
+        return Comparison(output, 0.0, 0.0, 0.0, PASS, (), "", reference.size)
+    reason = f"{found[worst]:g} where the model gives {reference[worst]:g}"
+    return Comparison(output, largest, 0.0, math.inf, FAIL, expected.at(worst), reason, reference.size)
+
+
+def _compare_untied(output: str, actual: Array, expected: Expected, factor: float) -> Comparison:
+    """The sentences that have one right result. The last dimension may be longer or shorter for the others'."""
+    shape = expected.full_shape
+    values = expected.values.reshape(shape)
+    if expected.pad is not None and actual.shape[:-1] == shape[:-1]:
+        length = max(actual.shape[-1], shape[-1])
+        actual, values = _filled_up(actual, length, expected.pad), _filled_up(values, length, expected.pad)
+    if actual.shape != values.shape:
+        return _failed(output, f"shape {list(actual.shape)}, the model gives {list(shape)}")
+    keep = [sentence for sentence in range(shape[0]) if sentence not in expected.ties]
+    if not keep:
+        return Comparison(output, 0.0, expected.noise, 0.0, PASS, ties=expected.ties)
+    rest = replace(expected, values=values[keep], positions=None, shape=None, ties=())
+    result = compare_values(output, actual[keep], rest, factor)
+    where = (keep[result.worst_index[0]], *result.worst_index[1:]) if result.worst_index else ()
+    return replace(result, worst_index=where, ties=expected.ties)
+
+
+def _filled_up(values: Any, length: int, pad: int) -> Any:
+    more = [(0, 0)] * (values.ndim - 1) + [(0, length - values.shape[-1])]
+    return np.pad(values, more, constant_values=pad)
 
 
 def _failed(output: str, reason: str) -> Comparison:

@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-GRAPHS = ("encoder", "decoder", "full")
+# In the order in which they are exported: each is made of those before it.
+GRAPHS = ("encoder", "decoder", "full", "step", "prefill", "greedy", "generate")
+SEARCHES = ("greedy", "generate")  # graphs that decide, and give ids
+CACHED = ("step", "prefill", *SEARCHES)  # graphs with a cache, in which the model's modules are fused
 
 PADDING_MEANING = {
     "bool": "True = padding, hidden from attention; False = a real position",
@@ -30,6 +33,7 @@ class Axis:
         traced: the length at export; at least 2 and no other axis's, or torch.export would bake it in.
         maximum: the longest length that works, where there is one.
         times: the dimension is this many times as long as the axis (heads, in a mask for each head).
+        plus: and by this many longer (the past, with the new position).
     """
 
     name: str
@@ -37,11 +41,17 @@ class Axis:
     traced: int = 3
     maximum: int | None = None
     times: int = 1
+    plus: int = 0
 
     @property
     def label(self) -> str:
-        """The dimension's name in a file: ``batch``, ``8*batch``."""
-        return self.name if self.times == 1 else f"{self.times}*{self.name}"
+        """The dimension's name in a file: ``batch``, ``8*batch``, ``past + 1``."""
+        name = self.name if self.times == 1 else f"{self.times}*{self.name}"
+        return f"{name} + {self.plus}" if self.plus else name
+
+    def length(self, size: int) -> int:
+        """The dimension's length where the axis has ``size``."""
+        return size * self.times + self.plus
 
 
 @dataclass(frozen=True)
@@ -53,12 +63,13 @@ class TensorSpec:
         dtype: numpy's name for it.
         axes: an :class:`Axis` for each dimension that varies, a number for each that does not.
         meaning: for people; a mask's polarity in words.
-        role: ``values``, ``ids``, ``padding`` or ``attention``: what to fill it with.
-        limit: ids are below it.
+        role: ``values``, ``ids``, ``padding``, ``attention`` or ``number``: what to fill it with.
+        limit: ids are below it; of a number the most that makes a difference, 0 if there is none.
         optional: callers may leave it out.
         hidden_by: the padding masks that hide it: where all of them say padding, what stands there changes nothing.
         future: what the mask of that name, if it is causal, hides: position i of the output depends on positions 0 to
             i of this input alone. Empty: it is not hidden; ``inside``: the graph is causal whatever it is given.
+        default: of a number that callers may leave out.
     """
 
     name: str
@@ -70,6 +81,7 @@ class TensorSpec:
     optional: bool = False
     hidden_by: tuple[str, ...] = ()
     future: str = ""
+    default: float | None = None
 
     @property
     def labels(self) -> tuple[str | int, ...]:
@@ -78,7 +90,7 @@ class TensorSpec:
 
     def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
         """The dimensions where each axis has its length in ``sizes``."""
-        return tuple(sizes[axis.name] * axis.times if isinstance(axis, Axis) else axis for axis in self.axes)
+        return tuple(axis.length(sizes[axis.name]) if isinstance(axis, Axis) else axis for axis in self.axes)
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,11 @@ class Contract:
                 if isinstance(axis, Axis):
                     found.setdefault(axis.name, axis)
         return found
+
+    @property
+    def searches(self) -> bool:
+        """Whether the graph decides, and gives ids."""
+        return self.graph in SEARCHES
 
     def input(self, name: str) -> TensorSpec:
         """The input called ``name``."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from .graphs import Graph
+from .graph import Graph
 from .plan import Array
 from .runtimes import Description
 
@@ -20,8 +20,8 @@ class Eager:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name, for an array for each input."""
         with torch.inference_mode():
-            output = self.graph.module(**{name: torch.from_numpy(array) for name, array in inputs.items()})
-        return {spec.name: value.numpy() for spec, value in zip(self.graph.contract.outputs, [output], strict=True)}
+            outputs = self.graph.compute({name: torch.from_numpy(array) for name, array in inputs.items()})
+        return {spec.name: value.numpy() for spec, value in zip(self.graph.contract.outputs, outputs, strict=True)}
 
     def describe(self) -> Description:
         """PyTorch, with the tensors of the contract."""

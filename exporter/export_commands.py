@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .contract import GRAPHS
 from .formats import FORMATS
 from .options import (
     case_option,
@@ -35,8 +36,8 @@ export_options = together(
         "--component",
         "components",
         multiple=True,
-        type=click.Choice(["encoder", "decoder", "full"]),
-        help="Graph to export. Repeatable.  [all that the model has]",
+        type=click.Choice(list(GRAPHS)),
+        help="Graph to export. Repeatable.  [all that the model and the format have]",
     ),
     click.option(
         "--masks",
@@ -54,12 +55,21 @@ export_options = together(
     verbose_option,
     quiet_option,
 )
-opset_option = click.option("--opset", type=int, default=18, show_default=True, help="ONNX opset, 18 to 25.")
+onnx_options = together(
+    click.option("--opset", type=int, default=18, show_default=True, help="ONNX opset, 18 to 25."),
+    click.option(
+        "--weights",
+        type=click.Choice(["auto", "inline", "shared"]),
+        default="auto",
+        show_default=True,
+        help="In each ONNX file, or once in weights.bin beside them; auto shares more than 16 MB.",
+    ),
+)
 
 
 @click.command()
 @export_options
-@opset_option
+@onnx_options
 def onnx(**options: Any) -> int:
     """Export CHECKPOINT to ONNX and verify the files in onnxruntime.
 
@@ -108,7 +118,7 @@ def pt2(**options: Any) -> int:
 
 @click.command("all")
 @export_options
-@opset_option
+@onnx_options
 def all_formats(**options: Any) -> int:
     """Export CHECKPOINT to every format, into one bundle, and verify all files against one reference.
 
@@ -153,6 +163,7 @@ def _export(
     verbose: bool,
     progress: Callable[[str], None],
     opset: int = 18,
+    weights: str = "auto",
     **reading: Any,
 ) -> ExportResult:
     from ..models.errors import MytxError
@@ -181,6 +192,7 @@ def _export(
         components=components,
         opset=opset,
         masks=masks,
+        weights=weights,
         verify=not no_verify,
         level=level,
         own=own,

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..models import Model, load_model, save_model
+from ..models.parts import is_finite
 from .bundle import undisturbed
 from .errors import ExportError
 from .formats import FORMATS, ExportOptions
-from .graphs import Graph, graphs_of
+from .graph import Graph
+from .graphs import graphs_of
 from .quiet import quiet
 
 Progress = Callable[[str], None]
@@ -58,8 +60,8 @@ def export_files(
         ExportError: where a graph cannot be exported.
         OSError: where a file cannot be written.
     """
-    tasks = [Task(name, graph) for name in formats for graph in chosen]
-    finite = all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
+    tasks = [Task(name, graph) for name in formats for graph in chosen if graph in FORMATS[name].graphs]
+    finite = all(is_finite(tensor) for tensor in model.state_dict().values())
     if jobs == 1 or len(tasks) == 1 or not finite:  # what is not finite cannot be saved for the other processes
         for task in tasks:
             progress(f"Exporting {FORMATS[task.format].file(task.graph)}")

@@ -12,6 +12,8 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from .contract import GRAPHS
+
 
 @dataclass(frozen=True)
 class Format:
@@ -21,6 +23,7 @@ class Format:
         name: on the command line and in the manifest.
         suffix: of its files.
         exporter, checker: modules of this package.
+        graphs: those that it is made for.
         flexible: whether masks can be left out.
         runs_code: whether to open a file of it can run code that somebody put there.
     """
@@ -29,6 +32,7 @@ class Format:
     suffix: str
     exporter: str
     checker: str
+    graphs: tuple[str, ...] = GRAPHS
     flexible: bool = False
     runs_code: bool = False
 
@@ -45,12 +49,22 @@ class Format:
         return importlib.import_module(f".{self.checker}", __package__)
 
 
+PLAIN = ("encoder", "decoder", "full")  # what has no search in it
+
 FORMATS = {
     row.name: row
     for row in (
-        Format("onnx", ".onnx", "onnx_format", "onnx_checks"),
-        Format("torchscript", ".ts.pt", "torchscript_format", "torchscript_format", flexible=True, runs_code=True),
-        Format("pt2", ".pt2", "pt2_format", "pt2_format", runs_code=True),
+        Format("onnx", ".onnx", "onnx_files", "onnx_checks"),
+        Format(
+            "torchscript",
+            ".ts.pt",
+            "torchscript_format",
+            "torchscript_format",
+            graphs=(*PLAIN, "generate"),
+            flexible=True,
+            runs_code=True,
+        ),
+        Format("pt2", ".pt2", "pt2_format", "pt2_format", graphs=PLAIN, runs_code=True),
     )
 }
 

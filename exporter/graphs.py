@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
-
-from torch import Tensor
+from dataclasses import replace
 
 from ..models import ClassificationModel, CoupletModel, Model, ModelConfig, TranslationModel
 from ..transformer import MyTransformer
-from .contract import ATTENTION_MEANING, PADDING_MEANING, Axis, Contract, TensorSpec
+from .contract import ATTENTION_MEANING, Axis, Contract, TensorSpec
+from .decode_graphs import decode_graphs
 from .errors import OptionError
+from .graph import BATCH, SOURCE, TARGET, Graph, ids_spec, padding_spec
 from .graph_modules import Bare, BareDecode, BareEncode, Classify, Decode, Encode, GraphModule, Translate
-
-# Lengths at export: at least 2 and different, or torch.export takes one for another or for a constant.
-BATCH = Axis("batch", traced=2)
-SOURCE = Axis("source", traced=7)
-TARGET = Axis("target", traced=5)
 
 DEFAULT_MASKS = "tgt_mask,src_key_padding_mask,tgt_key_padding_mask,memory_key_padding_mask"
 # The seed's mask arguments in its order, with the axes of the query and the key, or of the batch and the key.
@@ -33,42 +26,6 @@ MASK_AXES = {
 DEFAULT_KINDS = {name: "bool" if name.endswith("key_padding_mask") else "float" for name in MASK_AXES}
 ENCODER_MASKS = ("src_mask", "src_key_padding_mask")
 DECODER_MASKS = ("tgt_mask", "memory_mask", "tgt_key_padding_mask", "memory_key_padding_mask")
-
-
-@dataclass(frozen=True)
-class Graph:
-    """A graph to be exported.
-
-    Attributes:
-        contract: what it takes and gives.
-        module: computes it, eagerly; takes the inputs by name.
-        scopes: the parts of the model whose parameters and buffers it holds, by prefix of their state-dict names.
-        more: masks that the module takes as well, for formats in which an input can be left out.
-    """
-
-    contract: Contract
-    module: GraphModule
-    scopes: tuple[str, ...]
-    more: tuple[TensorSpec, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The graph's name."""
-        return self.contract.graph
-
-    @property
-    def flexible(self) -> Contract:
-        """The contract where every mask can be left out, in the order of the module's arguments."""
-        specs = {spec.name: spec for spec in [*self.contract.inputs, *self.more]}
-        names = [name for name in inspect.signature(self.module.forward).parameters if name in specs]
-        masks = ("padding", "attention")
-        inputs = tuple(replace(specs[name], optional=specs[name].role in masks) for name in names)
-        return replace(self.contract, inputs=inputs)
-
-    def weights(self) -> dict[str, Tensor]:
-        """The parameters and buffers that the graph holds, by state-dict name."""
-        state = self.module.model.state_dict()
-        return {name: tensor for name, tensor in state.items() if name.startswith(self.scopes)}
 
 
 def graphs_of(model: Model, masks: str | None = None) -> dict[str, Graph]:
@@ -113,23 +70,15 @@ def _token_axes(config: ModelConfig) -> tuple[Axis, Axis]:
     )
 
 
-def _ids(name: str, axis: Axis, limit: int, **hidden: Any) -> TensorSpec:
-    return TensorSpec(name, "int64", (BATCH, axis), f"ids, 0 to {limit - 1}", "ids", limit, **hidden)
-
-
-def _padding(name: str, axes: tuple[Axis | int, ...], dtype: str = "bool") -> TensorSpec:
-    return TensorSpec(name, dtype, axes, PADDING_MEANING[dtype], "padding")
-
-
 def _sequence_graphs(model: TranslationModel | CoupletModel) -> dict[str, Graph]:
     config = model.config
     source, target = _token_axes(config)
     width, vocabulary = config.transformer.d_model, config.tgt_vocab_size
-    src = _ids("src", source, config.src_vocab_size, hidden_by=("src_key_padding_mask",))
-    tgt = _ids("tgt", target, vocabulary, hidden_by=("tgt_key_padding_mask",), future="inside")
-    src_padding = _padding("src_key_padding_mask", (BATCH, source))
-    tgt_padding = _padding("tgt_key_padding_mask", (BATCH, target))
-    memory_padding = _padding("memory_key_padding_mask", (BATCH, source))
+    src = ids_spec("src", (BATCH, source), config.src_vocab_size, hidden_by=("src_key_padding_mask",))
+    tgt = ids_spec("tgt", (BATCH, target), vocabulary, hidden_by=("tgt_key_padding_mask",), future="inside")
+    src_padding = padding_spec("src_key_padding_mask", (BATCH, source))
+    tgt_padding = padding_spec("tgt_key_padding_mask", (BATCH, target))
+    memory_padding = padding_spec("memory_key_padding_mask", (BATCH, source))
     memory = TensorSpec("memory", "float32", (BATCH, source, width), "the encoder's output")
     memory_in = replace(memory, hidden_by=("memory_key_padding_mask",))
     logits = TensorSpec("logits", "float32", (BATCH, target, vocabulary), "scores of the next id, before softmax")
@@ -147,18 +96,21 @@ def _sequence_graphs(model: TranslationModel | CoupletModel) -> dict[str, Graph]
     decoder_scopes = (*target_side, "my_transformer.decoder.", "classification.")
     decoder_inputs = (tgt, memory_in, tgt_padding, memory_padding)
     full_inputs = (src, tgt, src_padding, tgt_padding)
-    return {
+    halves = {
         "encoder": graph("encoder", Encode(model), (src, src_padding), memory, *encoder_scopes),
         "decoder": graph("decoder", Decode(model), decoder_inputs, logits, *decoder_scopes),
         "full": graph("full", Translate(model), full_inputs, logits, *encoder_scopes, *decoder_scopes),
     }
+    if not config.transformer.num_decoder_layers:
+        return halves
+    return halves | decode_graphs(model, source, encoder_scopes, decoder_scopes)
 
 
 def _classification_graphs(model: ClassificationModel) -> dict[str, Graph]:
     config = model.config
     source, _ = _token_axes(config)
-    src = _ids("src", source, config.src_vocab_size, hidden_by=("src_key_padding_mask",))
-    padding = _padding("src_key_padding_mask", (BATCH, source))
+    src = ids_spec("src", (BATCH, source), config.src_vocab_size, hidden_by=("src_key_padding_mask",))
+    padding = padding_spec("src_key_padding_mask", (BATCH, source))
     memory = TensorSpec("memory", "float32", (BATCH, source, config.transformer.d_model), "the encoder's output")
     logits = TensorSpec("logits", "float32", (BATCH, config.num_classification), "scores of the classes")
     scopes = ("src_token_embedding.", "pos_embedding.", "encoder.")
@@ -217,7 +169,7 @@ def _mask(name: str, kind: str, heads: int) -> TensorSpec:
     axes: tuple[Axis | int, ...] = MASK_AXES[name]
     dtype = "bool" if kind == "bool" else "float32"
     if name.endswith("key_padding_mask"):
-        return _padding(name, axes, dtype)
+        return padding_spec(name, axes, dtype)
     if kind == "3d":
         axes = (Axis("batch", traced=BATCH.traced, times=heads), *axes)
     return TensorSpec(name, dtype, axes, ATTENTION_MEANING[dtype], "attention")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from .contract import Axis, Contract, TensorSpec
 from .plan import Array, Case, SameAs, disturb, make_plan
+from .search_plan import make_search_plan
 
 # Axis -> which positions [batch, length] are kept; None for all.
 Real = Callable[[str], NDArray[np.bool_] | None]
@@ -25,8 +26,11 @@ LIMIT = 400_000  # output values of a case that is compared with another: more w
 
 def whole_plan(contract: Contract, level: str = "standard", own: Sequence[Case] = ()) -> list[Case]:
     """The plan of a graph with its identities, and after them a user's ``own`` cases."""
-    plan = make_plan(contract, level=level)
-    plan += identities(contract, plan)
+    if contract.searches:
+        plan = make_search_plan(contract, level=level)
+    else:
+        plan = make_plan(contract, level=level)
+        plan += identities(contract, plan)
     return plan + [replace(case, name=f"{len(plan) + index:02d}") for index, case in enumerate(own)]
 
 
@@ -202,7 +206,7 @@ def _real_length(contract: Contract, case: Case, axis: str, row: int, size: int)
 
 def _cut(array: Array, spec: TensorSpec, cut: dict[str, tuple[int, int]]) -> Array:
     index = tuple(
-        slice(cut[axis.name][0] * axis.times, cut[axis.name][1] * axis.times) if isinstance(axis, Axis) else slice(None)
+        slice(cut[axis.name][0] * axis.times, axis.length(cut[axis.name][1])) if isinstance(axis, Axis) else slice(None)
         for axis in spec.axes
     )
     return array[index]

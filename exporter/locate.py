@@ -17,7 +17,7 @@ from typing import Any
 from .captured import OUTPUT, Slot, capture, difference
 from .errors import BundleError
 from .file_scopes import FileScopes, shared_parent
-from .graphs import Graph
+from .graph import Graph
 from .lifting import lift
 from .matching import Check, Forced, Seen, match
 from .onnx_reference import NodeError, OnnxReference

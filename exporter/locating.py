@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .contract import CACHED
 from .errors import BundleError, OptionError
 from .identities import whole_plan
 from .locate import Located, Place, locate
@@ -54,6 +55,9 @@ class BundleLocated:
             ],
             "reproductions": {name: str(folder) for name, folder in self.reproductions.items()},
         }
+
+
+PLAIN_GRAPHS = "look into encoder, decoder or full, in ONNX"
 
 
 def locate_in_bundle(
@@ -103,10 +107,12 @@ def locate_in_bundle(
 
 def _names(bundle: Bundle, graph: str | None) -> Sequence[str]:
     if graph is not None:
-        return [bundle.entry(graph).contract.graph]
-    present = list(bundle.manifest.of_format("onnx"))
+        if bundle.entry(graph).contract.graph in CACHED:
+            raise OptionError(f"in {graph} the model's modules are fused, there is no place to name", PLAIN_GRAPHS)
+        return [graph]
+    present = [name for name in bundle.manifest.of_format("onnx") if name not in CACHED]
     if not present:
-        raise BundleError(f"{bundle.folder} has no ONNX graphs to look into", "export it to ONNX too")
+        raise BundleError(f"{bundle.folder} has no ONNX graphs to look into", PLAIN_GRAPHS)
     rows = bundle.manifest.parity.get("graphs", [])
     failed = {row["graph"] for row in rows if row["format"] == "onnx" and not row["passed"]}
     return [name for name in present if name in failed] or present

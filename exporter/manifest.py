@@ -217,7 +217,7 @@ def _changed(path: Path, entry: FileEntry) -> str:
 def _external_problems(path: Path, listed: set[str]) -> list[str]:
     """Weights outside of the file: they must be in files that were checked."""
     try:
-        _, tensors = read_model(path, load_external=False)
+        _, tensors = read_model(path)
         places = {item.value for tensor in tensors for item in tensor.external_data if item.key == "location"}
     except Exception as error:
         return [f"{path.name} is not ONNX: {type(error).__name__}: {error}"]

@@ -16,15 +16,13 @@ from torch.export import ExportedProgram
 
 from .contract import Contract, TensorSpec
 from .errors import ExportError, OptionError, first_line
-from .formats import ExportOptions
-from .graphs import Graph
+from .graph import Graph
 from .onnx_stream import write_model
 from .program import export_program
+from .shared_weights import SharedWeights
 
 OPSETS = range(18, 26)
 DEFAULT_OPSET = 18
-# A protobuf message cannot exceed 2 GB: above this the weights go into a file of their own.
-INLINE_LIMIT = 1_800_000_000
 SCOPES = "pkg.torch.onnx.name_scopes"
 DTYPES = {"float32": ir.DataType.FLOAT, "int64": ir.DataType.INT64, "bool": ir.DataType.BOOL}
 
@@ -33,36 +31,6 @@ def check_opset(opset: int) -> None:
     """Raise :class:`OptionError` unless ``opset`` is one that is exported and tested."""
     if opset not in OPSETS:
         raise OptionError(f"opset {opset} is not supported", f"choose {OPSETS[0]} to {OPSETS[-1]}")
-
-
-def needs(graphs: Mapping[str, Graph], name: str) -> tuple[str, ...]:
-    """The graphs whose files a graph is made of: with a decoder, full is the two halves."""
-    return ("encoder", "decoder") if name == "full" and "decoder" in graphs else ()
-
-
-def export(graphs: Mapping[str, Graph], name: str, folder: Path, options: ExportOptions) -> None:
-    """Write ``<name>.onnx`` to ``folder``; halves that are there already are used.
-
-    Raises:
-        ExportError: where a graph cannot be exported.
-        OSError: where the file cannot be written.
-    """
-    contract = graphs[name].contract
-    if needs(graphs, name):
-        encoder, decoder = (_half(graphs[half], folder / f"{half}.onnx", options.opset) for half in needs(graphs, name))
-        model = compose_full(encoder, decoder, contract)
-    else:
-        model = to_onnx(graphs[name], options.opset)
-    finish(model, contract, {"mytx.version": options.producer})
-    save(model, folder / f"{name}.onnx")
-
-
-def _half(graph: Graph, path: Path, opset: int) -> ir.Model:
-    if not path.exists():
-        return to_onnx(graph, opset)
-    model = ir.load(path)
-    _name_weights(model, graph.weights())
-    return model
 
 
 def to_onnx(graph: Graph, opset: int = DEFAULT_OPSET) -> ir.Model:
@@ -74,11 +42,20 @@ def to_onnx(graph: Graph, opset: int = DEFAULT_OPSET) -> ir.Model:
     check_opset(opset)
     contract = graph.contract
     model = from_program(export_program(graph), f"the {contract.graph} graph", opset)
-    _name_weights(model, graph.weights())
+    name_weights(model, graph.weights())
     _name_nodes(model.graph)
     _fit_to_contract(model, contract)
     simplify(model)
     return model
+
+
+def name_weights(model: ir.Model, expected: Mapping[str, torch.Tensor]) -> None:
+    """State-dict names for the initializers that hold weights: the wrapper's ``model.`` in front goes."""
+    for value in list(model.graph.initializers.values()):
+        name = (value.name or "").removeprefix("model.")
+        if name in expected:
+            value.name = name
+            value.metadata_props["weight"] = name
 
 
 def from_program(program: ExportedProgram, what: str, opset: int) -> ir.Model:
@@ -200,41 +177,24 @@ def metadata(contract: Contract) -> dict[str, str]:
     return properties
 
 
-def save(model: ir.Model, path: Path) -> list[Path]:
-    """Write ``model``; weights of more than 1.8 GB go to a second file beside it. Returns the files.
+def save(model: ir.Model, path: Path) -> None:
+    """Write ``model``. What ``weights.bin`` in the same folder holds is referred to, whatever its name; all else is
+    in the file.
 
     Raises:
-        OSError: where they cannot be written.
-        ExportError: where the file is not valid ONNX.
+        OSError: where it cannot be written.
+        ExportError: where it would be too large, or is not valid ONNX.
     """
-    size = sum(
-        tensor.nbytes for value in model.graph.initializers.values() if (tensor := value.const_value) is not None
-    )
-    files = [path]
-    if size > INLINE_LIMIT:
-        files.append(path.with_name(path.name + ".data"))
-        ir.save(model, path, external_data=files[1].name)
-    else:
-        write_model(model, path)
+    write_model(model, path, SharedWeights.beside(path))
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
         raise ExportError(
             f"the exporter wrote an invalid {path.name}: {first_line(error)}", "try another --opset"
         ) from error
-    return files
 
 
 # --- the steps of to_onnx --------------------------------------------------------------------------------------------
-
-
-def _name_weights(model: ir.Model, expected: dict[str, torch.Tensor]) -> None:
-    """State-dict names for the initializers that hold weights: the wrapper's ``model.`` in front goes."""
-    for value in list(model.graph.initializers.values()):
-        name = (value.name or "").removeprefix("model.")
-        if name in expected:
-            value.name = name
-            value.metadata_props["weight"] = name
 
 
 def _name_nodes(graph: ir.Graph) -> None:

@@ -1,8 +1,17 @@
-"""Writing ONNX graphs by hand: nodes one after the other, loops, branches, and graphs inside graphs."""
+"""Writing ONNX graphs by hand: nodes one after the other, loops, branches, and graphs inside graphs.
+
+What a loop computes anew in every round although it is the same in all is the usual waste here, and no runtime takes it
+out. So a node that is written in the body of a loop goes to the outermost loop in which its inputs are known.
+
+It stays inside that loop even if it depends on weights alone: onnxruntime computes such a node when it loads the file,
+and packs a constant for its matrix products if it stands in the graph of the product or in the one around that, no
+further out. Packed, products are 1.3 to 1.6 times as fast.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,23 +27,56 @@ Kinds = Mapping[str, tuple[ir.DataType, int]]
 
 
 class Nodes:
-    """Collects nodes: ``op("Add", a, b)`` appends one and returns its output."""
+    """Collects the nodes of a graph: ``op("Add", a, b)`` makes one and returns its output.
 
-    def __init__(self, prefix: str = "") -> None:
+    Args:
+        prefix: of the names.
+        outer: the graph around that of a loop or branch; None for the outermost.
+        hoists: whether nodes go further out where they can. Not for a branch: who takes the other one would pay.
+    """
+
+    def __init__(self, prefix: str = "", outer: Nodes | None = None, hoists: bool = False) -> None:
         self.prefix = prefix
+        self.outer = outer
+        self.hoists = hoists
         self.list: list[ir.Node] = []
+        self.depth: int = 0 if outer is None else outer.depth + 1
+        # Of all graphs: how many nodes have a name, and where each value is known; initializers everywhere.
+        self.names: Counter[str] = Counter() if outer is None else outer.names
+        self.homes: dict[ir.Value, Nodes] = {} if outer is None else outer.homes
 
     def __call__(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         return self.many(1, op_type, *inputs, **attributes)[0]
 
     def many(self, count: int, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> Sequence[ir.Value]:
         """As calling it, for a node with ``count`` outputs."""
-        name = f"{self.prefix}{op_type}_{len(self.list)}"
+        node = self._node(count, op_type, *inputs, **attributes)
+        self.add(node)
+        return node.outputs
+
+    def _node(self, count: int, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Node:
+        name = f"{self.prefix}{op_type}"
+        self.names[name] += 1
+        name = f"{name}_{self.names[name]}"
         node = ir.node(op_type, inputs, attributes or None, num_outputs=count, name=name)
         for index, value in enumerate(node.outputs):
             value.name = f"{name}:{index}"
-        self.list.append(node)
-        return node.outputs
+        return node
+
+    def add(self, node: ir.Node) -> None:
+        """Put ``node`` where it belongs. One with graphs of its own, which may read anything, stays here."""
+        inner = any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values())
+        place = self if inner else self.home(node.inputs)
+        place.list.append(node)
+        place.homes.update(dict.fromkeys(node.outputs, place))
+
+    def home(self, values: Iterable[ir.Value | None]) -> Nodes:
+        """The outermost loop in which all of ``values`` are known, as far as nodes are let out of here."""
+        depth = max((self.homes[value].depth for value in values if value in self.homes), default=0)
+        place = self
+        while place.depth > max(depth, 1) and place.hoists and place.outer is not None:
+            place = place.outer
+        return place
 
     def constant(self, value: object, dtype: type = np.int64) -> ir.Value:
         """A constant of any shape."""
@@ -78,7 +120,10 @@ class Nodes:
         made = {value for node in self.list for value in node.outputs}
         results: list[ir.Value] = []
         for value in outputs:
-            results.append(value if value in made and value not in results else self("Identity", value))
+            if value not in made or value in results:
+                self.list.append(self._node(1, "Identity", value))
+                value = self.list[-1].outputs[0]
+            results.append(value)
         return ir.Graph(list(inputs), results, nodes=self.list, name=name)
 
     def loop(
@@ -103,9 +148,10 @@ class Nodes:
         Returns:
             What comes out of the last round.
         """
-        inner = Nodes(f"{name}/")
+        inner = Nodes(f"{name}/", self, hoists=True)
         inside = {key: tensor(f"{name}/{key}", *kinds[key]) for key in carried}
         header = [tensor(f"{name}/round", INT, 0), tensor(f"{name}/going", BOOL, 0)]
+        self.homes.update(dict.fromkeys([*header, *inside.values()], inner))
         going, results = body(inner, inside)
         graph = inner.graph(name, [*header, *inside.values()], [going, *(results[key] for key in carried)])
         enter = self.constant(True, np.bool_) if enter is None else enter
@@ -122,7 +168,7 @@ class Nodes:
         """An ONNX ``If`` on ``condition`` (``[]``); both sides give the same number of values."""
         graphs = []
         for side, make in (("then", then), ("else", other)):
-            inner = Nodes(f"{name}/{side}/")
+            inner = Nodes(f"{name}/{side}/", self)
             outputs = make(inner)
             graphs.append(inner.graph(f"{name}/{side}", [], outputs))
         return self.many(len(graphs[0].outputs), "If", condition, then_branch=graphs[0], else_branch=graphs[1])
@@ -140,12 +186,25 @@ class Part:
     model: ir.Model
     prefix: str
 
+    def initializer(self, name: str, initializers: dict[str, ir.Value]) -> ir.Value:
+        """A weight by its name, added to ``initializers`` if it is not there."""
+        if name not in initializers:
+            own = self.model.graph.initializers[name]
+            initializers[name] = ir.Value(
+                name=name,
+                type=own.type,
+                shape=own.shape,
+                const_value=own.const_value,
+                metadata_props=dict(own.metadata_props),
+            )
+        return initializers[name]
+
     def inline(self, op: Nodes, given: Mapping[str, ir.Value], initializers: dict[str, ir.Value]) -> list[ir.Value]:
-        """Append its nodes to ``op``; returns its outputs.
+        """Append its nodes to ``op``, or where they are hoisted to; returns its outputs.
 
         Args:
             op: where it is used.
-            given: a value for each input.
+            given: a value for each input, and for initializers that another value takes the place of.
             initializers: of the outermost graph, by name: its own are added, weights that are there already are used.
         """
         graph = self.model.clone().graph
@@ -154,7 +213,9 @@ class Part:
         for name, value in list(graph.initializers.items()):
             kept = name if "weight" in value.metadata_props else self.prefix + name
             del graph.initializers[name]
-            if kept in initializers:
+            if name in given:
+                ir.convenience.replace_all_uses_with(value, given[name])
+            elif kept in initializers:
                 ir.convenience.replace_all_uses_with(value, initializers[kept])
             else:
                 value.name = kept
@@ -162,11 +223,15 @@ class Part:
         outputs, nodes = list(graph.outputs), list(graph)
         graph.outputs.clear()
         graph.remove(nodes)
+        held = set(initializers.values()) if op.depth > 1 else set()
         for node in nodes:
+            if node.op_type == "Gemm" and node.inputs[1] in held:
+                # A constant of the loop around this one, so that onnxruntime packs it: see above.
+                node.replace_input_with(1, op("Concat", node.inputs[1], axis=0))
             node.name = self.prefix + (node.name or "")
             for value in node.outputs:
                 value.name = self.prefix + (value.name or "")
-        op.list.extend(nodes)
+            op.add(node)
         return outputs
 
 

@@ -12,12 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from .lifting import LOWER, LiftedEvaluator, lift, lift_constant
-from .onnx_stream import read_header, read_model
+from .onnx_stream import Weights, read_header
 from .plan import Array
 from .runtimes import Description
 
@@ -57,13 +56,13 @@ class OnnxReference:
 
     Attributes:
         graph: without its initializers.
-        weights: the initializers by name, as they are in the file.
+        weights: the initializers by name, as they are in the file; large ones are read from it again each time.
         lifted: whether all floats are float64.
         varying: the values that depend on the inputs; all others are computed once for all cases.
     """
 
     def __init__(
-        self, header: onnx.ModelProto, graph: onnx.GraphProto, weights: dict[str, Array], lifted: bool
+        self, header: onnx.ModelProto, graph: onnx.GraphProto, weights: Mapping[str, Array], lifted: bool
     ) -> None:
         self.graph = graph
         self.weights = weights
@@ -99,8 +98,8 @@ class OnnxReference:
             Exception: whatever reading it raises, and ``onnx`` for an operator that it does not know.
         """
         path = Path(path)
-        graph, tensors = read_model(path)
-        return cls(read_header(path), graph, {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}, lifted)
+        weights = Weights(path)
+        return cls(read_header(path), weights.graph, weights, lifted)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name, for an array for each input. Lifted, all floats come out in float64.
@@ -117,7 +116,7 @@ class OnnxReference:
     def run_all(
         self, many: Sequence[Mapping[str, Array]], watcher: Watcher | None = None
     ) -> list[dict[str, Array] | Exception]:
-        """As :meth:`run` for each of ``many``, node by node: a weight is lifted once, used for all, and forgotten.
+        """As :meth:`run` for each of ``many``, node by node: a weight is read once, used for all, and forgotten.
 
         Where one fails, its exception stands in its place.
         """

@@ -1,4 +1,4 @@
-"""Write and read an ONNX file of any size up to protobuf's limit one weight at a time.
+"""Write and read an ONNX file of any size one weight at a time, be they in it or in ``weights.bin`` beside it.
 
 ``onnx_ir.save`` without external data holds every weight three times while it serialises (measured: 1.1 GB for
 373 MB of weights), ``onnx.load`` twice. A protobuf message is its fields one after the other, so the weights can go
@@ -7,25 +7,39 @@ straight from the model to the file and back: https://protobuf.dev/programming-g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx.external_data_helper import load_external_data_for_tensor
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from .errors import ExportError
+from .shared_weights import INLINE_LIMIT, WEIGHTS, Place, SharedWeights
+
+Array = NDArray[np.generic]
 
 # Field number and wire type 2 (length-delimited), from onnx.proto.
 MODEL_GRAPH = bytes([7 << 3 | 2])
 GRAPH_INITIALIZER = bytes([5 << 3 | 2])
 TENSOR_RAW_DATA = bytes([9 << 3 | 2])
+KEPT = 1 << 16  # bytes: what is larger is not kept in memory while a file is read from
 
 
-def write_model(model: ir.Model, path: Path) -> None:
-    """Write ``model`` to ``path`` with its weights inside; ``model`` stays as it is.
+def write_model(model: ir.Model, path: Path, shared: SharedWeights | None = None) -> None:
+    """Write ``model`` to ``path``; ``model`` stays as it is.
+
+    Args:
+        model: with its weights as initializers of its graph.
+        path: the file.
+        shared: weights in the same folder: what they hold is referred to. All else stands in the file.
 
     Raises:
         OSError: where the file cannot be written.
+        ExportError: where it would be larger than protobuf allows.
     """
     skeleton = model.clone()
     weights = [value for value in skeleton.graph.initializers.values() if value.const_value is not None]
@@ -37,19 +51,27 @@ def write_model(model: ir.Model, path: Path) -> None:
     tensors = []
     size = len(graph)
     for value in weights:
-        assert value.const_value is not None
-        head = _tensor_head(value.name or "", value.const_value)
-        length = len(head) + value.const_value.nbytes
-        prefix = GRAPH_INITIALIZER + _varint(length) + head
-        tensors.append((prefix, value.const_value))
-        size += len(prefix) + value.const_value.nbytes
+        tensor = value.const_value
+        assert tensor is not None
+        place = shared.find(tensor) if shared else None
+        head = _tensor_head(value.name or "", tensor, place)
+        inside = 0 if place else tensor.nbytes
+        prefix = GRAPH_INITIALIZER + _varint(len(head) + inside) + head
+        tensors.append((prefix, None if place else tensor))
+        size += len(prefix) + inside
+    if size > INLINE_LIMIT:
+        raise ExportError(
+            f"{path.name} would have {size / 1e9:.1f} GB, a file of ONNX at most 2 GB",
+            "export it with --weights shared",
+        )
 
     with path.open("wb") as file:
         file.write(proto.SerializeToString())
         file.write(MODEL_GRAPH + _varint(size) + graph)
-        for prefix, tensor in tensors:
+        for prefix, inner in tensors:
             file.write(prefix)
-            file.write(tensor.tobytes())
+            if inner is not None:
+                file.write(inner.tobytes())
 
 
 def read_header(path: Path) -> onnx.ModelProto:
@@ -63,17 +85,66 @@ def read_header(path: Path) -> onnx.ModelProto:
     return model
 
 
-def read_model(path: Path, *, load_external: bool = True) -> tuple[onnx.GraphProto, Iterator[onnx.TensorProto]]:
+def read_model(path: Path) -> tuple[onnx.GraphProto, Iterator[onnx.TensorProto]]:
     """The graph of the file at ``path`` without its initializers, and these one after the other.
 
-    Args:
-        path: the file.
-        load_external: read the weights that are in other files.
+    A weight that stands in another file comes without its values: see :func:`read_values`.
 
     Raises:
-        OSError: where it, or a file that holds its weights, cannot be read.
+        OSError: where it cannot be read.
         Exception: protobuf's or ``ValueError``, where it is not ONNX.
     """
+    graph, places = _graph(path)
+    return graph, (tensor for _, tensor in _tensors(path, places))
+
+
+def read_values(tensor: onnx.TensorProto, path: Path) -> Array:
+    """The values of a tensor of the file at ``path``, wherever they are.
+
+    Raises:
+        OSError: where the file that they are in cannot be read.
+        Exception: onnx's or ``ValueError``, where that is not a regular file in the same folder, or too short.
+    """
+    return numpy_helper.to_array(tensor, str(path.parent))
+
+
+class Weights(Mapping[str, Array]):
+    """The graph of a file, and its initializers by name. Large ones are read when they are asked for, each time.
+
+    Attributes:
+        graph: without its initializers.
+
+    Raises:
+        Exception: as :func:`read_model` and :func:`read_values`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.graph, places = _graph(path)
+        self._path = path
+        self._kept: dict[str, Array] = {}
+        self._places: dict[str, tuple[int, int]] = {}
+        for place, tensor in _tensors(path, places):
+            if tensor.ByteSize() > KEPT or tensor.data_location == onnx.TensorProto.EXTERNAL:
+                self._places[tensor.name] = place
+            else:
+                self._kept[tensor.name] = read_values(tensor, path)
+
+    def __getitem__(self, name: str) -> Array:
+        if name in self._kept:
+            return self._kept[name]
+        ((_, tensor),) = _tensors(self._path, [self._places[name]])
+        return read_values(tensor, self._path)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._kept
+        yield from self._places
+
+    def __len__(self) -> int:
+        return len(self._kept) + len(self._places)
+
+
+def _graph(path: Path) -> tuple[onnx.GraphProto, list[tuple[int, int]]]:
+    """The graph without its initializers, and where in the file these are: their beginnings and ends."""
     graph = onnx.GraphProto()
     places: list[tuple[int, int]] = []
     with path.open("rb") as file:
@@ -86,17 +157,14 @@ def read_model(path: Path, *, load_external: bool = True) -> tuple[onnx.GraphPro
                 else:
                     file.seek(inner_start)
                     graph.MergeFromString(inner + file.read(inner_end - inner_start))
-    return graph, _tensors(path, places, load_external)
+    return graph, places
 
 
-def _tensors(path: Path, places: list[tuple[int, int]], load_external: bool) -> Iterator[onnx.TensorProto]:
+def _tensors(path: Path, places: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], onnx.TensorProto]]:
     with path.open("rb") as file:
         for start, end in places:
             file.seek(start)
-            tensor = onnx.TensorProto.FromString(file.read(end - start))
-            if load_external and tensor.data_location == onnx.TensorProto.EXTERNAL:
-                load_external_data_for_tensor(tensor, str(path.parent))
-            yield tensor
+            yield (start, end), onnx.TensorProto.FromString(file.read(end - start))
 
 
 def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
@@ -133,10 +201,15 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     raise ValueError("the file is truncated")
 
 
-def _tensor_head(name: str, tensor: ir.TensorProtocol) -> bytes:
-    """A ``TensorProto`` up to where its raw data begins."""
+def _tensor_head(name: str, tensor: ir.TensorProtocol, place: Place | None) -> bytes:
+    """A ``TensorProto`` up to where its raw data begins; all of it, where its values are at another place."""
     proto = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
-    return bytes(proto.SerializeToString()) + TENSOR_RAW_DATA + _varint(tensor.nbytes)
+    if place is None:
+        return bytes(proto.SerializeToString()) + TENSOR_RAW_DATA + _varint(tensor.nbytes)
+    proto.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", WEIGHTS), ("offset", place.offset), ("length", place.length)):
+        proto.external_data.add(key=key, value=str(value))
+    return bytes(proto.SerializeToString())
 
 
 def _varint(number: int) -> bytes:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from ..models.vocab import Vocabulary
 from .bundle import recover
 from .contract import GRAPHS
-from .errors import BundleError, OptionError
-from .manifest import GraphEntry, Manifest, check_files, read_manifest
+from .errors import BundleError, OptionError, first_line
+from .generating import (
+    DEFAULT_BATCH,
+    Generation,
+    GraphSearch,
+    HalvesSearch,
+    Hypothesis,
+    Search,
+    SearchOptions,
+    batches_of,
+    padded,
+    rows_of,
+    whole_number,
+)
+from .manifest import REBUILD, GraphEntry, Manifest, check_files, read_manifest
 from .runtimes import OnnxRuntime, RuntimeOptions
-
-DEFAULT_LENGTH = 256
 
 
 def open_bundle(
@@ -31,6 +42,8 @@ def open_bundle(
 
     Raises:
         BundleError: where there is no bundle, it is damaged, or its parity failed.
+
+    What ``options`` have and this machine has not, an execution provider say, is said when a graph is first used.
     """
     folder = Path(path)
     recover(folder)
@@ -60,10 +73,17 @@ class Bundle:
         """The graph ``name``, open in onnxruntime.
 
         Raises:
-            BundleError: where the bundle does not have it.
+            BundleError: where the bundle does not have it, or onnxruntime cannot load it.
+            OptionError: for execution providers that there are not.
         """
         if name not in self._open:
-            self._open[name] = OnnxRuntime.open(self.folder / self.entry(name).file, self._options)
+            path = self.folder / self.entry(name).file
+            try:
+                self._open[name] = OnnxRuntime.open(path, self._options)
+            except OptionError:
+                raise
+            except Exception as error:  # it raises classes of its own
+                raise BundleError(f"onnxruntime cannot load {path}: {first_line(error)}", REBUILD) from error
         return self._open[name]
 
     def entry(self, name: str) -> GraphEntry:
@@ -93,80 +113,181 @@ class Bundle:
             raise BundleError(f"{self.folder} has no vocab.json, so it cannot take text", "export it with --vocab FILE")
         return Vocabulary.read(path)
 
-    def greedy(self, source: Sequence[int], max_length: int | None = None) -> list[int]:
-        """The target ids for one sentence, the most likely one at each step, without the start and end ids.
+    def generate(
+        self,
+        inputs: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        num_beams: int = 1,
+        max_length: int | None = None,
+        min_length: int = 0,
+        length_penalty: float = 1.0,
+        num_hypotheses: int = 1,
+        batch_size: int = DEFAULT_BATCH,
+        pad_to: int | None = None,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> list[Generation]:
+        """The best results for each of ``inputs``, in their order::
+
+            for found in bundle.generate(["knight", "transformer"], num_beams=4):
+                print(found.text, found.score)
+
+        Inputs of like lengths go together, so little of a batch is padding. One beam takes the ``greedy`` graph, more
+        take ``generate``; without either, one beam does with ``encoder`` and ``decoder``, which is slower. The numbers
+        mean what they mean in :class:`mytx.models.Generator`, and the ids are its ids.
 
         Args:
-            source: ids.
-            max_length: of the target; None is 256 or what the model has, if that is less.
+            inputs: texts, or for each its ids. Ids are taken as they are: a padding id among them is an id like any
+                other, and is not masked. An empty source has empty results with a score of 0: nothing is decoded.
+            num_beams: hypotheses kept in each step; 1 is greedy.
+            max_length: the most tokens of a result; None is 256, or the number of positions where there are fewer.
+            min_length: the fewest.
+            length_penalty: 0 or more.
+            num_hypotheses: results for each input, at most ``num_beams``.
+            batch_size: inputs that are decoded at once.
+            pad_to: fill each source with padding, not masked, to this many tokens. Some models were trained so, and
+                give nonsense without.
+            progress: told after each batch how many inputs are done.
 
         Raises:
-            OptionError: for an empty source, ids or lengths that the model does not have.
-            BundleError: where the bundle lacks the encoder or the decoder, or its graphs do not take ids.
+            OptionError: for no inputs at all, ids that the model does not have, a source longer than its positions, a
+                number that does not fit; the number's limits are named.
+            BundleError: where the bundle lacks the graph, or a vocabulary for texts.
+            MytxError: for characters that the vocabulary does not have.
         """
-        self._check_decodes()
-        source = [int(token) for token in source]
-        encoder, decoder = self.entry("encoder").contract, self.entry("decoder").contract
-        _check_source(source, encoder.input("src").limit, encoder.axes["source"].maximum)
-        longest = decoder.axes["target"].maximum
-        if max_length is None:
-            max_length = DEFAULT_LENGTH if longest is None else min(DEFAULT_LENGTH, longest)
-        if max_length < 1 or (longest is not None and max_length > longest):
-            raise OptionError(f"max_length is {max_length}, the model has {longest} positions", "choose one in between")
-        src = np.array([source], dtype=np.int64)
-        padding = np.zeros(src.shape, dtype=bool)
-        memory = self.graph("encoder").run({"src": src, "src_key_padding_mask": padding})["memory"]
-        target = [decoder.ids["bos"]]
-        while len(target) <= max_length:
-            tgt = np.array([target], dtype=np.int64)
-            logits = self.graph("decoder").run(
-                {
-                    "tgt": tgt,
-                    "memory": memory,
-                    "tgt_key_padding_mask": np.zeros(tgt.shape, dtype=bool),
-                    "memory_key_padding_mask": padding,
-                }
-            )["logits"]
-            best = int(logits[0, -1].argmax())
-            if best == decoder.ids["eos"]:
-                break
-            target.append(best)
-        return target[1:]
+        options = self.check_options(
+            SearchOptions(num_beams, max_length, min_length, length_penalty, num_hypotheses), batch_size
+        )
+        search = self.search(self._deciding(num_beams))
+        sources = [self._source(item, pad_to) for item in _several(inputs)]
+        found: list[list[tuple[tuple[int, ...], float]]] = [[((), 0.0)] * num_hypotheses for _ in sources]
+        real = [place for place, source in enumerate(sources) if source]
+        done = len(sources) - len(real)
+        for batch in batches_of([sources[place] for place in real], batch_size):
+            places = [real[place] for place in batch]
+            results = search(*padded([sources[place] for place in places], self._ids["pad"]), options)
+            for place, rows in zip(places, rows_of(results), strict=True):
+                found[place] = rows
+            done += len(places)
+            progress(done)
+        text = self._text
+        return [Generation(tuple(Hypothesis(ids, score, text(ids)) for ids, score in rows)) for rows in found]
 
-    def _check_decodes(self) -> None:
+    def check_options(self, options: SearchOptions, batch_size: int = DEFAULT_BATCH) -> SearchOptions:
+        """What :meth:`generate` checks before it looks at its inputs; gives the options with ``max_length`` filled in.
+
+        Raises:
+            OptionError: for a number that does not fit.
+            BundleError: where no graph of the bundle does this.
+        """
         kind = self.manifest.model["kind"]
         if kind not in ("translation", "couplet"):
             raise BundleError(
                 f"{self.folder} holds a {kind} model, which turns no text into text", "run its graphs: see inspect"
             )
-        self.entry("encoder"), self.entry("decoder")
+        checked = options.within(self.config["max_length"], self.config["tgt_vocab_size"])
+        if whole_number("batch_size", batch_size) < 1:
+            raise OptionError(f"batch_size is {batch_size}", "choose 1 or more")
+        self._deciding(options.num_beams)
+        return checked
 
-    def translate(self, text: str, max_length: int | None = None, pad_to: int | None = None) -> str:
-        """Text to text, by :meth:`greedy`.
-
-        Args:
-            text: a sentence.
-            max_length: as for :meth:`greedy`.
-            pad_to: fill the source with padding, not masked, to this many tokens. Some models were trained so, and
-                give nonsense without.
+    def encode(self, text: str, pad_to: int | None = None) -> list[int]:
+        """The ids of ``text`` as :meth:`generate` takes them; none for a blank one.
 
         Raises:
-            MytxError: as :meth:`greedy`, and for characters that the vocabulary does not have.
+            MytxError: for characters that the vocabulary does not have, or too many of them.
         """
-        self._check_decodes()
-        source = self.vocabulary.encode_source(text)
+        return self._source(text, pad_to)
+
+    def greedy(self, source: Sequence[int], max_length: int | None = None) -> list[int]:
+        """The target ids for one sentence, the most likely one at each step: :meth:`generate` for one.
+
+        Raises:
+            MytxError: as :meth:`generate`, and for an empty source.
+        """
+        if not len(source):
+            raise OptionError("the text is empty", "give at least one token")
+        return list(self.generate([source], max_length=max_length)[0].ids)
+
+    def translate(self, text: str, max_length: int | None = None, pad_to: int | None = None) -> str:
+        """Text to text, greedily: :meth:`generate` for one.
+
+        Raises:
+            MytxError: as :meth:`generate`, and for an empty text.
+        """
+        if not text.strip():
+            raise OptionError("the text is empty", "give at least one token")
+        return self.generate([text], max_length=max_length, pad_to=pad_to)[0].text or ""
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The model's configuration, as it stands in the bundle.
+
+        Raises:
+            BundleError: where it is damaged.
+        """
+        path = self.folder / "config.json"
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            values["max_length"], values["tgt_vocab_size"], values["src_vocab_size"]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise BundleError(f"{path} is damaged: {type(error).__name__}: {error}", REBUILD) from error
+        return dict(values)
+
+    @property
+    def _ids(self) -> dict[str, int]:
+        return {name: int(self.config[f"{name}_id"]) for name in ("pad", "bos", "eos")}
+
+    def _deciding(self, num_beams: int) -> str:
+        """The graph that decodes with so many beams, as :meth:`search` takes it."""
+        graphs = self.manifest.of_format("onnx")
+        names = ("greedy", "generate") if num_beams == 1 else ("generate",)
+        for name in names:
+            if name in graphs:
+                return name
+        if num_beams == 1 and {"encoder", "decoder"} <= set(graphs):
+            return "decoder"
+        return self.entry(names[0]).contract.graph  # which says what is missing
+
+    def search(self, name: str) -> Search:
+        """What decodes a batch with the graph ``name``: ``greedy``, ``generate``; ``decoder`` goes with ``encoder``.
+
+        Raises:
+            BundleError: where the bundle does not have it.
+        """
+        if name == "decoder":
+            return HalvesSearch(self.graph("encoder"), self.graph("decoder"), self._ids)
+        return GraphSearch(self.graph(name), self.entry(name).contract)
+
+    def _source(self, item: str | Sequence[int], pad_to: int | None) -> list[int]:
+        """The ids of a text, or those given, checked; with padding where it is wanted."""
+        if isinstance(item, str):
+            source = self.vocabulary.encode_source(item) if item.strip() else []
+        else:
+            source = [whole_number("an id", token) for token in item]
         if source and pad_to is not None:
             if pad_to < len(source):
                 raise OptionError(f"the text has {len(source)} tokens, --pad-to is {pad_to}", "give a larger one")
-            source += [self.entry("encoder").contract.ids["pad"]] * (pad_to - len(source))
-        return self.vocabulary.decode_target(self.greedy(source, max_length))
+            source += [self._ids["pad"]] * (pad_to - len(source))
+        limit, longest = self.config["src_vocab_size"], self.config["max_length"]
+        if len(source) > longest:
+            raise OptionError(f"the text has {len(source)} tokens, the model has {longest} positions", "split it")
+        wrong = [token for token in source if not 0 <= token < limit]
+        if wrong:
+            raise OptionError(f"id {wrong[0]} is outside the vocabulary of {limit}", "encode it with the model's own")
+        return source
+
+    def _text(self, ids: Sequence[int]) -> str | None:
+        """Of a result; None without a vocabulary."""
+        return self.vocabulary.decode_target(ids) if (self.folder / "vocab.json").is_file() else None
 
 
-def _check_source(source: Sequence[int], limit: int, longest: int | None) -> None:
-    if not source:
-        raise OptionError("the text is empty", "give at least one token")
-    if longest is not None and len(source) > longest:
-        raise OptionError(f"the text has {len(source)} tokens, the model has {longest} positions", "split it")
-    wrong = [token for token in source if not 0 <= token < limit]
-    if wrong:
-        raise OptionError(f"id {wrong[0]} is outside the vocabulary of {limit}", "encode it with the model's own")
+def _several(inputs: Sequence[str] | Sequence[Sequence[int]]) -> list[str | Sequence[int]]:
+    """What was given as a list, if it is one of texts or of lists of ids."""
+    if isinstance(inputs, str):
+        raise OptionError("one text was given", "give a list of texts: [text]")
+    items: list[str | Sequence[int]] = list(inputs)
+    if not items:
+        raise OptionError("no inputs were given", "give at least one text, or the ids of one")
+    if any(not hasattr(item, "__len__") and not hasattr(item, "__iter__") for item in items):
+        raise OptionError("numbers were given where a list of texts or of lists of ids is expected", "give [ids]")
+    return items

@@ -25,7 +25,16 @@ verbose_option: Decorator = click.option(
 )
 quiet_option: Decorator = click.option("-q", "--quiet", is_flag=True, help="Only errors.")
 
-
+threads_option: Decorator = click.option(
+    "--threads", type=click.IntRange(0), default=0, show_default=True, help="Threads; 0 leaves it to the runtime."
+)
+provider_option: Decorator = click.option(
+    "--provider",
+    "providers",
+    multiple=True,
+    default=("cpu",),
+    help="Execution provider of onnxruntime: cpu, cuda and so on. Repeatable, the preferred one first.  [cpu]",
+)
 plan_option: Decorator = click.option(
     "--plan",
     "level",

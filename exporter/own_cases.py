@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from .contract import Axis, Contract, TensorSpec
 from .errors import OptionError
 from .plan import Array, Case, is_small
+from .search_plan import is_small_search
 
 
 def read_cases(files: Sequence[Path | str], contracts: Sequence[Contract]) -> dict[str, list[Case]]:
@@ -22,7 +23,7 @@ def read_cases(files: Sequence[Path | str], contracts: Sequence[Contract]) -> di
     found: dict[str, list[Case]] = {}
     for path in [Path(files)] if isinstance(files, (str, Path)) else map(Path, files):
         inputs = _load(path)
-        fitting = [contract for contract in contracts if set(inputs) == {spec.name for spec in contract.inputs}]
+        fitting = [contract for contract in contracts if _takes(contract, set(inputs))]
         if not fitting:
             wanted = "; ".join(f"{item.graph}: {', '.join(spec.name for spec in item.inputs)}" for item in contracts)
             raise OptionError(f"{path} has {', '.join(inputs) or 'nothing'}, which no graph takes", f"give {wanted}")
@@ -30,6 +31,15 @@ def read_cases(files: Sequence[Path | str], contracts: Sequence[Contract]) -> di
             case = _case(path, inputs, contract)
             found.setdefault(contract.graph, []).append(case)
     return found
+
+
+def _takes(contract: Contract, names: set[str]) -> bool:
+    """Whether a graph takes inputs of exactly these names; numbers that have a default may be missing, but not all:
+    ids and padding alone are a case of the encoder.
+    """
+    numbers = {spec.name for spec in contract.inputs if spec.default is not None}
+    others = {spec.name for spec in contract.inputs} - numbers
+    return others <= names <= others | numbers and (not numbers or bool(names & numbers))
 
 
 def _load(path: Path) -> dict[str, Array]:
@@ -49,6 +59,8 @@ def _load(path: Path) -> dict[str, Array]:
 
 def _case(path: Path, inputs: dict[str, Array], contract: Contract) -> Case:
     sizes: dict[str, int] = {}
+    defaults = {spec.name: np.array(spec.default, spec.dtype) for spec in contract.inputs if spec.default is not None}
+    inputs = defaults | inputs
     for spec in contract.inputs:
         _check(path, spec, inputs[spec.name], sizes)
     for name, axis in contract.axes.items():
@@ -56,8 +68,10 @@ def _case(path: Path, inputs: dict[str, Array], contract: Contract) -> Case:
             limits = f"{axis.minimum} to {axis.maximum}" if axis.maximum is not None else f"{axis.minimum} or more"
             raise OptionError(f"{path}: {name} is {sizes[name]}", f"{contract.graph} takes {limits}")
     words = ", ".join([path.name, *(f"{name} {size}" for name, size in sizes.items())])
-    ordered = {spec.name: np.ascontiguousarray(inputs[spec.name]) for spec in contract.inputs}
-    return Case("", ordered, words, "own", small=is_small(sizes))
+    # ascontiguousarray would make a list of one number out of a number
+    ordered = {spec.name: np.require(inputs[spec.name], requirements="C") for spec in contract.inputs}
+    few = is_small_search(ordered) if contract.searches else is_small(sizes)
+    return Case("", ordered, words, "own", small=few)
 
 
 def _check(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, int]) -> None:
@@ -78,5 +92,5 @@ def _check(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, int]) ->
     values: NDArray[np.float64] = array.astype(np.float64)
     if spec.role in ("padding", "attention") and not (values < np.inf).all():
         raise OptionError(f"{where} has NaN or infinity", "0 = may attend, -inf = may not; what is between is added")
-    if spec.role == "values" and not np.isfinite(array).all():
+    if spec.role in ("values", "number") and not np.isfinite(array).all():
         raise OptionError(f"{where} has NaN or infinity", "a comparison needs numbers")

@@ -18,15 +18,17 @@ from .contract import GRAPHS
 from .errors import OptionError
 from .exporting import export_files
 from .formats import FORMATS, ExportOptions
-from .graphs import Graph, graphs_of
+from .graph import Graph
+from .graphs import graphs_of
 from .manifest import FORMAT, MANIFEST, MODEL, Manifest, describe_files, describe_graph, sha256, weights_sha256
 from .memory import release_memory
 from .onnx_format import DEFAULT_OPSET, check_opset
 from .own_cases import read_cases
-from .plan import check_level
+from .plan import Array, check_level
 from .proving import Request, contract_in, prove
 from .quiet import quiet
 from .report import ParityReport
+from .shared_weights import shares, write_weights
 from .stored import STORED, write_stored
 from .version import version
 
@@ -74,6 +76,7 @@ def export_bundle(
     components: Sequence[str] = (),
     opset: int = DEFAULT_OPSET,
     masks: str | None = None,
+    weights: str = "auto",
     verify: bool = True,
     level: str = "standard",
     own: Sequence[Path | str] = (),
@@ -89,9 +92,11 @@ def export_bundle(
         model: a task model or a bare ``MyTransformer``, in float32. Its mode is put back afterwards.
         folder: where the bundle goes; with failed parity, ``<folder>.failed``, and what stood at ``folder`` stays.
         formats: which of ``onnx``, ``torchscript`` and ``pt2``.
-        components: which of ``encoder``, ``decoder`` and ``full``; empty is all that the model has.
+        components: which of :data:`~mytx.exporter.contract.GRAPHS`; empty is all that the model and a format have.
         opset: of ONNX files, 18 to 25.
         masks: for a bare model; see :func:`~mytx.exporter.graphs.graphs_of`.
+        weights: of ONNX files: ``shared``, once for all in ``weights.bin``; ``inline``, in each file; ``auto`` is
+            shared where they are more than 16 MB.
         verify: whether to check parity.
         level: of the plan: ``quick``, ``standard`` or ``thorough``.
         own: files with cases of your own; see :func:`~mytx.exporter.own_cases.read_cases`.
@@ -111,12 +116,16 @@ def export_bundle(
     _check_options(formats, opset, level, jobs)
     check_model(model)
     available = graphs_of(model, masks)
-    graphs = {name: available[name] for name in choose(available, components)}
+    graphs = {name: available[name] for name in choose(available, components, formats)}
     request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose)
     config = config_of(model)
+    shared = "onnx" in formats and shares(weights, weights_of(graphs))
     seconds: dict[str, float] = {}
     with Staging(Path(folder), force=force) as staging, _evaluating(model), quiet(verbose):
         with _timed(seconds, "export"):
+            if shared:
+                progress("Writing the weights")
+                write_weights(staging.path, weights_of(graphs))
             options = ExportOptions(opset, version(), verbose)
             export_files(
                 model,
@@ -176,12 +185,22 @@ def check_model(model: object) -> None:
         raise OptionError(f"the model has weights in {', '.join(sorted(dtypes))}", "call model.float() first")
 
 
-def choose(available: dict[str, Graph], components: Sequence[str]) -> tuple[str, ...]:
-    """The graphs to export, in their usual order."""
+def choose(available: dict[str, Graph], components: Sequence[str], formats: Sequence[str]) -> tuple[str, ...]:
+    """The graphs to export, in their usual order: those of ``components``, or all, that any of ``formats`` can hold."""
+    possible = [name for name in available if any(name in FORMATS[known].graphs for known in formats)]
     for name in components:
         if name not in available:
-            raise OptionError(f"this model has no {name} graph", f"choose from {', '.join(available)}")
-    return tuple(name for name in GRAPHS if name in (components or available))
+            raise OptionError(f"this model has no {name} graph", f"choose from {', '.join(possible)}")
+        if name not in possible:
+            raise OptionError(
+                f"{' and '.join(formats)} cannot hold the {name} graph", f"choose from {', '.join(possible)}"
+            )
+    return tuple(name for name in GRAPHS if name in (components or possible))
+
+
+def weights_of(graphs: dict[str, Graph]) -> dict[str, dict[str, Array]]:
+    """The weights of each graph, in the model's memory."""
+    return {name: {key: tensor.numpy() for key, tensor in graph.weights().items()} for name, graph in graphs.items()}
 
 
 def _describe(
@@ -209,6 +228,7 @@ def _describe(
             known.file(name): describe_graph(folder / known.file(name), known.name, contract_in(known, graph))
             for known in map(FORMATS.__getitem__, formats)
             for name, graph in graphs.items()
+            if name in known.graphs
         },
         assumed=assumed,
         parity=parity,

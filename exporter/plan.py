@@ -47,7 +47,7 @@ class Case:
         name: short and unique in its plan.
         inputs: an array for each input of the contract; optional ones may be missing.
         words: sizes and masks, for people.
-        group: ``shapes``, ``disturbed``, ``identities``, ``optional`` or ``own``.
+        group: ``shapes``, ``disturbed``, ``identities``, ``optional``, ``steps``, ``range`` or ``own``.
         same_as: for an identity, what the outputs must be equal to.
         small: whether a slow runtime is asked for it, too.
     """
@@ -123,7 +123,8 @@ def make_plan(contract: Contract, seed: int = 0, level: str = "standard") -> lis
     """
     check_level(level)
     rows = list(enumerate(_ROWS))
-    if level == "quick":
+    # Prefill is made of the encoder and a step, which have all rows.
+    if level == "quick" or (level == "standard" and contract.graph == "prefill"):
         rows = [rows[index] for index in _QUICK]
     plan = [_case(contract, f"{number:02d}", row, [seed, index]) for number, (index, row) in enumerate(rows)]
     base = plan[DISTURBED]
@@ -156,6 +157,19 @@ def optional_cases(contract: Contract, seed: int = 0, first: int = 0) -> list[Ca
     return cases
 
 
+def step_cases(plan: Sequence[Case]) -> list[Case]:
+    """For the full graph by cached steps, which know no padding in the target: the shapes of ``plan`` that have some,
+    without it.
+    """
+    padded = [case for case in plan if case.group == "shapes" and case.inputs["tgt_key_padding_mask"].any()]
+    found: list[Case] = []
+    for case in padded:
+        inputs = {**case.inputs, "tgt_key_padding_mask": np.zeros_like(case.inputs["tgt_key_padding_mask"])}
+        words = f"as case {case.name} without padding in the target"
+        found.append(Case(f"{len(plan) + len(found):02d}", inputs, words, "steps", small=case.small))
+    return found
+
+
 def few_cases(plan: Sequence[Case], count: int = 14) -> list[Case]:
     """A few cases of a plan, to look at a graph closely: a small one for each way of masking, and long ones alone."""
     small: dict[str, Case] = {}
@@ -177,8 +191,11 @@ def example(contract: Contract) -> Case:
 
 def _case(contract: Contract, name: str, row: tuple[int, int, int, str, str], seed: list[int]) -> Case:
     batch, source, target, padding, attention = row
-    wanted = {"batch": batch, "source": source or LONG, "target": target or LONG}
-    sizes = {name: _fit(wanted.get(name, axis.traced), axis) for name, axis in contract.axes.items()}
+    source, target = source or LONG, target or LONG
+    # Hypotheses from 1 to 4, the traced 3 for the traced lengths; a past of 0 for a target of 1.
+    wanted = {"batch": batch, "source": source, "target": target}
+    wanted |= {"beams": (source + target + 2) % 4 + 1, "past": target - 1}
+    sizes = {name: fit(wanted.get(name, axis.traced), axis) for name, axis in contract.axes.items()}
     rng = np.random.default_rng(seed)
     inputs = {spec.name: fill(spec, sizes, padding, attention, rng) for spec in contract.inputs}
     roles = {spec.role for spec in contract.inputs}
@@ -193,7 +210,8 @@ def is_small(sizes: dict[str, int]) -> bool:
     return sizes.get("batch", 1) * sum(size for name, size in sizes.items() if name != "batch") <= SMALL
 
 
-def _fit(size: int, axis: Axis) -> int:
+def fit(size: int, axis: Axis) -> int:
+    """``size``, or the nearest length that the axis allows."""
     size = max(size, axis.minimum)
     return size if axis.maximum is None else min(size, axis.maximum)
 

@@ -11,7 +11,8 @@ from torch.export import Dim, ExportedProgram
 
 from .contract import Axis, Contract
 from .errors import ExportError, first_line
-from .graphs import Graph
+from .graph import Graph
+from .graph_modules import arguments
 from .plan import example
 
 
@@ -26,8 +27,8 @@ def export_program(graph: Graph) -> ExportedProgram:
     contract = graph.contract
     inputs: dict[str, Any] = {name: torch.from_numpy(array) for name, array in example(contract).inputs.items()}
     module = copy.copy(graph.module)
-    module._modules = {"model": pruned(graph.module.model, graph.scopes)}
-    return trace(module, inputs, _dynamic_shapes(contract), f"the {contract.graph} graph")
+    module._modules = {"model": untied(pruned(graph.module.model, graph.scopes))}
+    return trace(module, arguments(inputs), arguments(_dynamic_shapes(contract)), f"the {contract.graph} graph")
 
 
 def trace(module: nn.Module, inputs: dict[str, Any], dims: dict[str, Any], what: str) -> ExportedProgram:
@@ -70,9 +71,31 @@ def pruned(model: nn.Module, scopes: tuple[str, ...], prefix: str = "") -> nn.Mo
     return kept
 
 
+def untied(model: nn.Module) -> nn.Module:
+    """``model`` with a parameter for each name, where names share one: tracing would keep one name of them.
+
+    The parameters' memory stays the same, and so does ``model``.
+    """
+    named = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
+    if len({id(parameter) for parameter in named}) == len(named):
+        return model
+    return _separate(model, set())
+
+
+def _separate(module: nn.Module, seen: set[int]) -> nn.Module:
+    twin = copy.copy(module)
+    twin._parameters = dict(module._parameters)
+    for name, parameter in module._parameters.items():
+        if parameter is not None and id(parameter) in seen:
+            twin._parameters[name] = nn.Parameter(parameter.detach(), parameter.requires_grad)
+        seen.add(id(parameter))
+    twin._modules = {name: child and _separate(child, seen) for name, child in module._modules.items()}
+    return twin
+
+
 def _dynamic_shapes(contract: Contract) -> dict[str, dict[int, Any]]:
     """By input and dimension; a minimum of 1 is said, or torch.export would take batches of 2 and more only."""
-    dims = {name: Dim(name, min=max(axis.minimum, 1), max=axis.maximum) for name, axis in contract.axes.items()}
+    dims = {name: Dim(name, min=axis.minimum, max=axis.maximum) for name, axis in contract.axes.items()}
     return {
         spec.name: {
             index: dims[axis.name] if axis.times == 1 else axis.times * dims[axis.name]

@@ -9,25 +9,29 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ..models import Model
 from .compare import Expected
-from .contract import Contract
+from .contract import CACHED, Contract
 from .eager import Eager
 from .formats import FORMATS, Format
-from .graphs import Graph
+from .graph import Graph
 from .identities import whole_plan
+from .lending import lent
 from .locate import locate
 from .memory import release_memory
-from .plan import Array, Case, few_cases, optional_cases
+from .plan import Array, Case, few_cases, optional_cases, step_cases
 from .reference import compute_references, measure_more
 from .report import Finding, GraphReport, ParityReport
-from .runtimes import Composed
+from .search_reference import measure_search, search_references
 from .stored import BUNDLE_LIMIT, StoredCases, select
-from .verify import Run, runs_of, verify_file
+from .verify import Run, composed_runs, runs_of, small, verify_file
 
 Progress = Callable[[str], None]
 Clock = Callable[[str], AbstractContextManager[None]]
+PLAIN = (compute_references, measure_more)
+SEARCH = (search_references, measure_search)
 
 
 @dataclass(frozen=True)
@@ -72,18 +76,17 @@ def prove(
     reports: list[GraphReport] = []
     stored = {}
     for name, graph in graphs.items():  # one after the other: the references of large models are large
-        plan = whole_plan(graph.contract, request.level, (request.own or {}).get(name, ()))
-        if any(FORMATS[item].flexible for item in formats):
-            plan += optional_cases(graph.flexible, first=len(plan))
+        holding = [FORMATS[item] for item in formats if name in FORMATS[item].graphs]
+        plan = _plan(graph, request, flexible=any(known.flexible for known in holding), steps="step" in graphs)
         progress(f"Computing the reference of {name} in PyTorch")
+        compute, more = SEARCH if graph.contract.searches else PLAIN
         with timed("reference"):
-            references = compute_references(model, graph, plan)
+            references = compute(model, graph, plan)
         release_memory()
-        measure = partial(measure_more, model, graph, plan, references)
+        measure = partial(more, model, graph, plan, references)
         with timed("verify"):
             reports += _prove_eager(graphs, graph, plan, references)
-            for item in formats:
-                known = FORMATS[item]
+            for known in holding:
                 progress(f"Verifying {known.file(name)}")
                 reports += _prove_file(graphs, graph, known, folder, plan, references, measure, request.verbose)
                 release_memory()
@@ -92,9 +95,24 @@ def prove(
     return ParityReport(tuple(reports)), stored
 
 
+def _plan(graph: Graph, request: Request, *, flexible: bool, steps: bool) -> list[Case]:
+    plan = whole_plan(graph.contract, request.level, (request.own or {}).get(graph.name, ()))
+    if flexible and not graph.contract.searches:
+        plan += optional_cases(graph.flexible, first=len(plan))
+    if steps and graph.name == "full":
+        plan += step_cases(plan)
+    return plan
+
+
 def contract_in(known: Format, graph: Graph) -> Contract:
     """What the file of ``graph`` in a format takes and gives."""
     return graph.flexible if known.flexible else graph.contract
+
+
+def weights_in(known: Format, graph: Graph) -> dict[str, Tensor]:
+    """What the file of ``graph`` in a format must hold, by name: the model's weights, or what is fused of them."""
+    scripted = graph.scripted if known.name == "torchscript" else None
+    return graph.weights() if scripted is None else dict(scripted().state_dict())
 
 
 def _prove_file(
@@ -108,18 +126,23 @@ def _prove_file(
     verbose: bool,
 ) -> list[GraphReport]:
     path = folder / known.file(graph.name)
-    weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in graph.weights().items()}
+    weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in weights_in(known, graph).items()}
     found: list[Finding] = known.load_checker().find_weights(path, weights)
+    del weights
     release_memory()
     contract = contract_in(known, graph)
-    runs = runs_of(known, graph.name, contract, graphs, folder, verbose)
-    reports = verify_file(path, contract, plan, references, runs, format_name=known.name, found=found, measure=measure)
+    present = [name for name in graphs if name in known.graphs]
+    runs = runs_of(known, graph.name, contract, present, folder, verbose)
+    with lent(graph.module.model, folder):
+        reports = verify_file(
+            path, contract, plan, references, runs, format_name=known.name, found=found, measure=measure
+        )
     return [_with_place(report, path, graph, plan) for report in reports] if known.name == "onnx" else reports
 
 
 def _with_place(report: GraphReport, path: Path, graph: Graph, plan: Sequence[Case]) -> GraphReport:
     """The report on structure, where it failed, with the place at which the file leaves the model."""
-    if "structure" not in {finding.check for finding in report.findings}:
+    if graph.name in CACHED or "structure" not in {finding.check for finding in report.findings}:
         return report
     try:
         places = locate(path, graph, few_cases(plan)).introduced
@@ -139,11 +162,10 @@ def _prove_eager(
     references: Sequence[Mapping[str, Expected]],
 ) -> list[GraphReport]:
     """The identities in PyTorch itself: what does not hold there can hold nowhere."""
-    runs = [Run("PyTorch", lambda path: Eager(graph), lambda case: case.group == "identities", dimensions=False)]
-    if graph.name == "full" and {"encoder", "decoder"} <= set(graphs):
-        halves = {name: Eager(graphs[name]) for name in ("encoder", "decoder")}
-        composed = Composed(halves["encoder"], halves["decoder"], graph.contract)
-        runs.append(Run("PyTorch, decoder(encoder)", lambda path: composed, lambda case: case.small, dimensions=False))
+    whole = Run("PyTorch", lambda path: Eager(graph), small, dimensions=False)
+    runs = [replace(whole, takes=lambda case: case.group == "identities")]
+    if graph.name == "full":
+        runs += composed_runs(whole, lambda name: Eager(graphs[name]), graph.contract, graphs)
     asked = [run for run in runs if any(run.takes(case) for case in plan)]
     with torch.inference_mode():
         return verify_file(Path(graph.name), graph.contract, plan, references, asked, format_name="eager")

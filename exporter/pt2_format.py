@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from .contract import Axis, Contract, TensorSpec
 from .errors import BundleError, first_line
 from .formats import FORMATS, ExportOptions
-from .graphs import Graph
+from .graph import Graph
 from .plan import Array
 from .program import export_program
 from .quiet import quiet

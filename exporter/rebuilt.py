@@ -7,17 +7,17 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from onnx import numpy_helper
 
 from ..models import Model, load_model
 from ..models.build import empty_model, fill_model
 from ..models.storage import CONFIG, read_config
 from ..transformer import MyTransformer
-from .errors import BundleError
+from .errors import BundleError, first_line
 from .formats import Format
-from .graphs import Graph, graphs_of, masks_of
+from .graph import Graph
+from .graphs import graphs_of, masks_of
 from .manifest import MODEL, Manifest, weights_sha256
-from .onnx_stream import read_model
+from .onnx_stream import read_model, read_values
 from .opened import Bundle
 from .own_cases import read_cases
 from .plan import Array
@@ -90,16 +90,20 @@ def _from_files(folder: Path, manifest: Manifest) -> Model:
     wanted = model.state_dict()
     found: dict[str, Array] = {}
     for entry in manifest.of_format("onnx").values():
-        _, tensors = read_model(folder / entry.file)
-        for tensor in tensors:
-            if tensor.name in wanted and tensor.name not in found:
-                found[tensor.name] = numpy_helper.to_array(tensor)
+        path = folder / entry.file
+        try:
+            _, tensors = read_model(path)
+            for tensor in tensors:
+                if tensor.name in wanted and tensor.name not in found:
+                    found[tensor.name] = read_values(tensor, path)
+        except Exception as error:  # a place in weights.bin that it does not have, say
+            raise BundleError(f"{path} cannot be read: {first_line(error)}", EXPORT_AGAIN) from error
     if not found:
         raise BundleError(f"{folder} holds no ONNX files to read the weights from", EXPORT_AGAIN)
     if set(found) == set(wanted) and weights_sha256(found) != manifest.model["weights_sha256"]:
         raise BundleError(f"the weights in {folder} are not those that it was made from", EXPORT_AGAIN)
     missing = {name: torch.zeros(tensor.shape) for name, tensor in wanted.items() if name not in found}
-    given = {name: torch.from_numpy(array.copy()) for name, array in found.items()}
+    given = {name: torch.from_numpy(found.pop(name).copy()) for name in list(found)}
     try:
         return fill_model(model, missing | given)
     except RuntimeError as error:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .compare import Expected
-from .graphs import Graph
+from .graph import Graph
 from .plan import Case, SameAs
 
 Array = NDArray[np.float64]
@@ -37,12 +37,9 @@ def compute_references(model: nn.Module, graph: Graph, plan: Sequence[Case]) -> 
     """
     names = [spec.name for spec in graph.contract.outputs]
     whole, plan = plan, [case for case in plan if case.same_as is None]
-    with _threads_for(model):
-        model.double()
-        try:
+    with threads_for(model):
+        with in_float64(model):
             references = [_run(graph, case, Tensor.double) for case in plan]
-        finally:
-            model.float()
         plain = [_errors(graph, case, values, lambda x: x) for case, values in zip(plan, references, strict=True)]
         noise = np.maximum(plain, _jittered_errors(model, graph, plan, references, range(JITTERED_RUNS)))
     own = iter(zip(references, noise, strict=True))
@@ -92,7 +89,7 @@ def measure_more(
     before = references[index]
     names = [spec.name for spec in graph.contract.outputs]
     seeds = range(JITTERED_RUNS, JITTERED_RUNS + MORE_RUNS)
-    with _threads_for(model):
+    with threads_for(model):
         (errors,) = _jittered_errors(model, graph, [plan[index]], [[before[name].values for name in names]], seeds)
     references[index] = {
         name: replace(before[name], noise=float(np.maximum(before[name].noise, error)))
@@ -123,7 +120,7 @@ def _errors(graph: Graph, case: Case, references: Sequence[Array], prepare: Call
 
 
 @contextmanager
-def _threads_for(model: nn.Module) -> Iterator[None]:
+def threads_for(model: nn.Module) -> Iterator[None]:
     """One thread for a small model: more gain nothing there, and where other processes keep the cores busy,
     waiting for the other threads made these runs 20 times slower.
     """
@@ -141,18 +138,34 @@ def _run(graph: Graph, case: Case, prepare: Callable[[Tensor], Tensor]) -> list[
     tensors = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
     with torch.inference_mode():
         given = {name: prepare(tensor) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-        output = graph.module(**given)
-    return [output.double().numpy()]
+        outputs = graph.compute(given)
+    return [output.double().numpy() for output in outputs]
+
+
+@contextmanager
+def in_float64(model: nn.Module) -> Iterator[None]:
+    """Within the block the weights and buffers of ``model`` are in float64, afterwards in float32 again: both exact.
+
+    Unlike ``model.double()`` and back it never needs much more memory than for the weights in float64, also where one
+    of them is much of the model: that one is converted while the others are small.
+    """
+    every = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()] if tensor.is_floating_point()}
+    tensors = sorted(every.values(), key=Tensor.numel, reverse=True)
+    try:
+        for tensor in tensors:
+            tensor.data = tensor.data.double()
+        yield
+    finally:
+        for tensor in reversed(tensors):
+            tensor.data = tensor.data.float()
 
 
 @contextmanager
 def jittered(model: nn.Module, names: Collection[str], generator: torch.Generator) -> Iterator[None]:
     """Within the block the weights and buffers called ``names`` are nudged; afterwards all are as before."""
-    originals = [
-        (tensor, tensor.data)
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-        if name in names and tensor.is_floating_point()
-    ]
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    found = {id(tensor): tensor for name, tensor in tensors if name in names and tensor.is_floating_point()}
+    originals = [(tensor, tensor.data) for tensor in found.values()]
     try:
         for tensor, data in originals:
             tensor.data = nudge(data, generator)

@@ -34,6 +34,7 @@ class GraphReport:
         passed: whether every case and every check passed.
         findings: what did not.
         allowed: the factor that a comparison may need: 4 for float32, 0.1 for a file that was run in float64.
+        notes: what was not compared, though nothing is wrong: sentences with two results that are both right.
     """
 
     graph: str
@@ -47,6 +48,7 @@ class GraphReport:
     passed: bool
     findings: tuple[Finding, ...] = ()
     allowed: float = 4.0
+    notes: tuple[str, ...] = ()
 
     @property
     def doubted(self) -> bool:
@@ -67,6 +69,7 @@ class GraphReport:
         for name in ("max_abs_error", "worst_ratio"):
             values[name] = math.inf if values[name] is None else values[name]
         values["findings"] = tuple(Finding(**finding) for finding in values["findings"])
+        values["notes"] = tuple(values.get("notes", ()))
         return cls(**values)
 
 

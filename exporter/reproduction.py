@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from .bundle import Staging
 from .captured import difference
 from .compare import EXACT, FACTOR
 from .errors import BundleError, OptionError
 from .locate import Block, Place
-from .onnx_stream import read_header, read_model
+from .onnx_stream import read_header, read_model, read_values
 from .plan import Array
 from .runtimes import OnnxRuntime
 
@@ -113,7 +113,11 @@ def _model(path: Path, value: str, block: Block) -> onnx.ModelProto:
     del model.metadata_props[:]
     model.graph.name = "block"
     model.graph.node.extend(nodes)
-    model.graph.initializer.extend(tensor for tensor in tensors if tensor.name in read - block.inputs.keys())
+    model.graph.initializer.extend(  # inside: weights.bin stays where it is
+        numpy_helper.from_array(read_values(tensor, path), tensor.name)
+        for tensor in tensors
+        if tensor.name in read - block.inputs.keys()
+    )
     model.graph.input.extend(
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(_single(array).dtype), array.shape)
         for name, array in block.inputs.items()

@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 
 from .contract import Contract
+from .errors import OptionError
 from .plan import Array
 
 LEVELS = {
@@ -21,6 +22,7 @@ LEVELS = {
 }
 _DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(bool)": "bool"}
 _FATAL = 4
+_PROVIDER = "executionprovider"
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,14 @@ class RuntimeOptions:
         level: graph optimisation: ``off``, ``basic``, ``extended`` or ``all``.
         threads: 0 leaves it to the runtime.
         verbose: whether the runtime's own messages reach the terminal.
+        providers: execution providers, the one to be preferred first; names as onnxruntime's or short, whatever the
+            case: ``CUDAExecutionProvider``, ``cuda``. What they cannot do is done on the CPU.
     """
 
     level: str = "all"
     threads: int = 0
     verbose: bool = False
+    providers: tuple[str, ...] = ("cpu",)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,20 @@ class Description:
     version: str
     inputs: dict[str, tuple[str, tuple[str | int, ...]]] = field(default_factory=dict)
     outputs: dict[str, tuple[str, tuple[str | int, ...]]] = field(default_factory=dict)
+
+
+def provider_names(names: Sequence[str]) -> list[str]:
+    """onnxruntime's own names of execution providers.
+
+    Raises:
+        OptionError: for one that it does not have.
+    """
+    available = onnxruntime.get_available_providers()
+    known = {form: name for name in available for form in (name.lower(), name.lower().removesuffix(_PROVIDER))}
+    for name in names:
+        if name.lower() not in known:
+            raise OptionError(f"onnxruntime has no execution provider {name!r}", f"choose from {', '.join(available)}")
+    return list(dict.fromkeys(known[name.lower()] for name in names)) or ["CPUExecutionProvider"]
 
 
 class Runtime(Protocol):
@@ -94,14 +113,57 @@ class Composed:
 
     def describe(self) -> Description:
         """The two runtimes, with the tensors of the full contract."""
-        inner = self.encoder.describe()
-        specs = (self.contract.inputs, self.contract.outputs)
-        inputs, outputs = ({spec.name: (spec.dtype, spec.labels) for spec in part} for part in specs)
-        return Description(f"{inner.runtime}, decoder(encoder)", inner.version, inputs, outputs)
+        return _described(self.encoder, "decoder(encoder)", self.contract)
+
+
+class Stepped:
+    """The full graph by way of prefill and step: the target one position at a time, with the past kept.
+
+    After each step the batch is turned round, and the past with it, as a beam search reorders it.
+    """
+
+    def __init__(self, prefill: Runtime, step: Runtime, contract: Contract) -> None:
+        self.prefill = prefill
+        self.step = step
+        self.contract = contract
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The logits of every position; padding in the target is not looked at."""
+        tgt, padding = inputs["tgt"], inputs["src_key_padding_mask"]
+        first = self.prefill.run({"src": inputs["src"], "src_key_padding_mask": padding})
+        caches = {name: array for name, array in first.items() if name.startswith("cross_")}
+        # The start of prefill is the model's own, the target's may be another: so the past begins empty.
+        past = {name: _emptied(name, array) for name, array in first.items() if name.startswith("past_")}
+        logits = []
+        for position in range(tgt.shape[1]):
+            turned = position % 2 == 1
+            here = np.s_[::-1] if turned else np.s_[:]
+            now = {"tgt": tgt[:, position : position + 1], "src_key_padding_mask": padding, **caches}
+            outputs = self.step.run({name: array[here].copy() for name, array in now.items()} | past)
+            logits.append(outputs.pop("logits")[here])
+            past = {name.replace("present_", "past_", 1): array[::-1].copy() for name, array in outputs.items()}
+        return {"logits": np.concatenate(logits, axis=1)}
+
+    def describe(self) -> Description:
+        """The two runtimes, with the tensors of the full contract."""
+        return _described(self.step, "N cached steps", self.contract)
+
+
+def _emptied(name: str, cache: Array) -> Array:
+    """A key ``[.., P]`` or value ``[.., P, D]`` without its positions."""
+    return cache[..., :0] if "_key_" in name else cache[..., :0, :]
+
+
+def _described(runtime: Runtime, how: str, contract: Contract) -> Description:
+    inner = runtime.describe()
+    inputs, outputs = (
+        {spec.name: (spec.dtype, spec.labels) for spec in part} for part in (contract.inputs, contract.outputs)
+    )
+    return Description(f"{inner.runtime}, {how}", inner.version, inputs, outputs)
 
 
 class OnnxRuntime:
-    """A graph in onnxruntime, on the CPU."""
+    """A graph in onnxruntime."""
 
     def __init__(self, session: onnxruntime.InferenceSession, options: RuntimeOptions) -> None:
         self.session = session
@@ -109,8 +171,15 @@ class OnnxRuntime:
 
     @classmethod
     def open(cls, path: str | Path, options: RuntimeOptions | None = None) -> OnnxRuntime:
-        """Load the file at ``path``; whatever onnxruntime raises goes through."""
+        """Load the file at ``path``; whatever onnxruntime raises goes through.
+
+        Raises:
+            OptionError: for execution providers that this onnxruntime does not have, or cannot use here.
+        """
         options = options or RuntimeOptions()
+        providers = provider_names(options.providers)
+        if options.threads < 0:
+            raise OptionError(f"threads is {options.threads}", "choose 1 or more, or 0 to leave it to the runtime")
         settings = onnxruntime.SessionOptions()
         settings.graph_optimization_level = LEVELS[options.level]
         settings.intra_op_num_threads = options.threads
@@ -118,7 +187,11 @@ class OnnxRuntime:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if not options.verbose:
             settings.log_severity_level = _FATAL  # what matters arrives as an exception
-        return cls(onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"]), options)
+        session = onnxruntime.InferenceSession(str(path), settings, providers=providers)
+        # One whose libraries are missing is left out without an error, and everything would run on the CPU.
+        if unused := [name for name in providers if name not in session.get_providers()]:
+            raise OptionError(f"onnxruntime cannot use {unused[0]} here", "its libraries or its device are missing")
+        return cls(session, options)
 
     @staticmethod
     def label(options: RuntimeOptions) -> str:
@@ -132,6 +205,10 @@ class OnnxRuntime:
         return {
             name: np.asarray(value) for name, value in zip(names, self.session.run(names, dict(inputs)), strict=True)
         }
+
+    def value(self, array: Array) -> onnxruntime.OrtValue:
+        """An array as onnxruntime holds it, for ``session.run_with_ort_values``, which copies nothing."""
+        return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
 
     def describe(self) -> Description:
         """onnxruntime, its version, and the tensors of the graph; a weight that callers may override is an input."""

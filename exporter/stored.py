@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,12 @@ def select(plan: Sequence[Case], expected: Sequence[Mapping[str, Expected]], lim
 
 def _thin(expected: Expected, rng: np.random.Generator) -> Expected:
     size = expected.values.size
-    chosen = np.sort(rng.choice(size, min(size, POSITIONS), replace=False)).astype(np.int64)
+    kept = size if expected.ties else min(size, POSITIONS)  # what ties is told apart by sentences, which must be whole
+    chosen = np.sort(rng.choice(size, kept, replace=False)).astype(np.int64)
     positions = chosen if expected.positions is None else expected.positions[chosen]
     scale = float(np.abs(expected.values).max(initial=0.0)) if expected.scale is None else expected.scale
-    return Expected(expected.values.ravel()[chosen], expected.noise, positions, expected.full_shape, scale)
+    values = expected.values.ravel()[chosen]
+    return replace(expected, values=values, positions=positions, shape=expected.full_shape, scale=scale)
 
 
 def write_stored(path: Path, graphs: Mapping[str, StoredCases]) -> None:
@@ -68,6 +70,8 @@ def write_stored(path: Path, graphs: Mapping[str, StoredCases]) -> None:
                 arrays[f"{at}/values/{name}"] = output.values
                 arrays[f"{at}/positions/{name}"] = output.positions
                 outputs_about[name] = {"noise": output.noise, "shape": list(output.full_shape), "scale": output.scale}
+                if output.exact or output.ties:
+                    outputs_about[name] |= {"exact": output.exact, "ties": list(output.ties), "pad": output.pad}
             about = {"group": case.group, "small": case.small, "inputs": list(case.inputs), "outputs": outputs_about}
             index[graph].append({"name": case.name, "words": case.words, **about})
     arrays[INDEX] = np.frombuffer(json.dumps(index).encode(), dtype=np.uint8)
@@ -107,6 +111,9 @@ def _read_graph(arrays: Mapping[str, Array], graph: str, entries: list[dict[str,
                     arrays[f"{at}/positions/{name}"].astype(np.int64),
                     tuple(about["shape"]),
                     float(about["scale"]),
+                    bool(about.get("exact", False)),
+                    tuple(about.get("ties", ())),
+                    about.get("pad"),
                 )
                 for name, about in entry["outputs"].items()
             }

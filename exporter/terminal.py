@@ -17,9 +17,11 @@ from rich.status import Status
 from rich.table import Table
 
 from .compare import EXACT, FACTOR
+from .contract import CACHED
 from .formats import FORMATS
 
 if TYPE_CHECKING:
+    from .benching import BenchResult
     from .check import BundleCheck, BundlePlan
     from .locating import BundleLocated
     from .pipeline import ExportResult
@@ -98,7 +100,8 @@ def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
 
 def _offer_locate(console: Console, bundle: Path, reports: Sequence[GraphReport]) -> None:
     """What to run next, where an ONNX file computes something else than the model."""
-    if any(row.format == "onnx" and "structure" in {finding.check for finding in row.findings} for row in reports):
+    plain = [row for row in reports if row.format == "onnx" and row.graph not in CACHED]
+    if any("structure" in {finding.check for finding in row.findings} for row in plain):
         console.print(f"Where it begins: mytx-export locate {escape(shlex.quote(_short(bundle)))}", soft_wrap=True)
 
 
@@ -147,6 +150,34 @@ def print_located(result: BundleLocated, *, to_stderr: bool = False) -> None:
         if located.graph in result.reproductions:
             folder = escape(_short(result.reproductions[located.graph]))
             console.print(f"  reproduction: python {folder}/reproduce.py", soft_wrap=True)
+
+
+def print_bench(result: BenchResult, *, to_stderr: bool = False) -> None:
+    """A table of the ways to decode, and what was measured."""
+    console = Console(stderr=to_stderr, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("decoded by")
+    for title in ("beams", "tokens/s", "ms a step", "of memory bound", "same ids"):
+        table.add_column(title, justify="right")
+    for row in result.rows:
+        table.add_row(
+            row.name,
+            str(row.beams),
+            f"{row.tokens_per_second:,.0f}",
+            f"{1000 * row.seconds / result.steps:.2f}",
+            "-" if row.share is None else f"{100 * row.share:.0f} %",
+            f"{100 * row.same_ids:.0f} %",
+        )
+    console.print(table)
+    threads = f"{result.threads} threads" if result.threads else "all threads"
+    read = f"; {result.step_bytes / 1e6:,.1f} MB of weights a step" if result.step_bytes else ""
+    console.print(
+        f"Batch {result.batch}, source {result.length}, {result.steps} steps, {threads}, median of {result.rounds}"
+        f"{read}; memory reads {result.bandwidth / 1e9:.1f} GB/s",
+        soft_wrap=True,
+    )
+    for note in result.notes:
+        console.print(f"[yellow]Note:[/] {escape(note)}", soft_wrap=True)
 
 
 def print_plan(plan: BundlePlan, *, to_stderr: bool = False) -> None:
@@ -227,6 +258,12 @@ def print_findings(console: Console, reports: Sequence[GraphReport]) -> None:
             where = f" ({', '.join(ways)})" if check not in WHEREVER and len(ways) < len(rows) else ""
             text = f"[red]{escape(file)}[/], {check}{escape(where)}: {escape(message)}"
             console.print(text, soft_wrap=not console.is_terminal)
+        notes = list(dict.fromkeys(note for row in rows for note in row.notes))
+        if notes:
+            rest = f" (and {len(notes) - 1} more, in parity.json)" if len(notes) > 1 else ""
+            console.print(
+                f"[yellow]{file}[/], not compared: {escape(notes[0])}{rest}", soft_wrap=not console.is_terminal
+            )
         more = len(total) - len(kinds)
         if more > 0:
             console.print(f"[red]… and {more} more[/] of {file}, all in parity.json")

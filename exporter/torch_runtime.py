@@ -58,7 +58,7 @@ class TorchRuntime:
             OptionError: for an input of another dtype than the contract's.
             RuntimeError: with what PyTorch says, where the graph fails.
         """
-        given = {name: self._tensor(name, array) for name, array in inputs.items()}
+        given = {name: self._argument(name, array) for name, array in inputs.items()}
         try:
             with torch.inference_mode():
                 output = self.module(**given)
@@ -72,11 +72,15 @@ class TorchRuntime:
         names = [spec.name for spec in self.contract.outputs] if self.contract else []
         return names if len(names) == number else [f"output {index}" for index in range(number)]
 
-    def _tensor(self, name: str, array: Array) -> Tensor:
+    def _argument(self, name: str, array: Array) -> Tensor | int | float:
         specs = self.contract.inputs if self.contract else ()
-        wanted = next((spec.dtype for spec in specs if spec.name == name), str(array.dtype))
+        spec = next((spec for spec in specs if spec.name == name), None)
+        wanted = spec.dtype if spec else str(array.dtype)
         if str(array.dtype) != wanted:
             raise OptionError(f"{name} is {array.dtype}, the graph takes {wanted}", f"give it as {wanted}")
+        if spec and spec.role == "number":
+            number: int | float = array.item()
+            return number
         tensor = torch.tensor(array)
         return tensor.double() if self.lifted and tensor.is_floating_point() else tensor
 

@@ -21,7 +21,7 @@ import torch
 
 from .errors import BundleError, ExportError, first_line
 from .formats import FORMATS, ExportOptions
-from .graphs import Graph
+from .graph import Graph
 from .plan import Array
 from .quiet import quiet
 from .report import Finding
@@ -50,8 +50,9 @@ def export(graphs: Mapping[str, Graph], name: str, folder: Path, options: Export
     graph = graphs[name]
     file = FORMATS["torchscript"].file(name)
     try:
-        scripted = torch.jit.script(graph.module).eval()
-        kept = [PREFIX + weight for weight in graph.weights()]
+        module = graph.scripted() if graph.scripted else graph.module
+        kept = list(module.state_dict()) if graph.scripted else [PREFIX + weight for weight in graph.weights()]
+        scripted = torch.jit.script(module).eval()
         frozen = torch.jit.freeze(scripted, preserved_attrs=kept, optimize_numerics=False)
     except Exception as error:
         raise ExportError(
@@ -94,7 +95,9 @@ class TorchScript(TorchRuntime):
         schema = self.module.forward.schema  # type: ignore[attr-defined]
         unknown: tuple[str, tuple[str | int, ...]] = ("", ())
         inputs = {argument.name: unknown for argument in schema.arguments if argument.name != "self"}
-        outputs = dict.fromkeys(self.output_names(len(schema.returns)), unknown)
+        (result,) = schema.returns
+        several = result.type.elements() if result.type.kind() == "TupleType" else [result.type]
+        outputs = dict.fromkeys(self.output_names(len(several)), unknown)
         return Description("TorchScript, float64" if self.lifted else "TorchScript", torch.__version__, inputs, outputs)
 
 

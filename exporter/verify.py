@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from .compare import EXACT, FACTOR, FAIL, NOT_JUDGED, PASS, Comparison, Expected, compare_case
@@ -13,7 +14,7 @@ from .formats import Format
 from .memory import release_memory
 from .plan import Case
 from .report import Finding, GraphReport
-from .runtimes import Composed, Description, Runtime, run_all
+from .runtimes import Composed, Description, Runtime, Stepped, run_all
 
 # The largest of five errors is sometimes small by luck: of 1.4 million honest comparisons 1 in 70,000 was more than
 # four times that far off. So a few cases that are not far off have their noise measured once more, by more runs.
@@ -67,20 +68,55 @@ def runs_of(
         verbose: let the runtime's own messages through.
     """
     runs: list[Run] = known.load_checker().runs(verbose)
-    if graph == "full" and {"encoder", "decoder"} <= set(present):
-        first = runs[0]
-
-        def open_both(_: Path) -> Runtime:
-            encoder, decoder = (first.open(folder / known.file(half)) for half in ("encoder", "decoder"))
-            return Composed(encoder, decoder, contract)
-
-        runs.append(Run(f"{first.runtime}, decoder(encoder)", open_both, dimensions=False))
-    return runs if known.flexible else [_needing_all(run) for run in runs]
+    # What can leave out an input is a function of PyTorch, and refuses numbers that are out of range.
+    excluded = {"steps", "range"} if known.flexible else {"steps", "optional"}
+    runs = [_without(run, excluded) for run in runs]
+    if graph == "full":
+        runs += composed_runs(runs[0], lambda name: runs[0].open(folder / known.file(name)), contract, present)
+    return runs
 
 
-def _needing_all(run: Run) -> Run:
-    """``run``, not asked for a case in which an optional input is missing."""
-    return replace(run, takes=lambda case: case.group != "optional" and run.takes(case))
+def composed_runs(
+    first: Run, open_graph: Callable[[str], Runtime], contract: Contract, present: Collection[str]
+) -> list[Run]:
+    """The other ways to the full graph: by the encoder and the decoder, and by cached steps.
+
+    Args:
+        first: how the full graph itself is run.
+        open_graph: loads another graph.
+        contract: of the full graph.
+        present: the graphs that there are.
+    """
+    found = []
+    if {"encoder", "decoder"} <= set(present):
+        name = f"{first.runtime}, decoder(encoder)"
+        halves = partial(_open_both, Composed, ("encoder", "decoder"), open_graph, contract)
+        found.append(Run(name, halves, first.takes, dimensions=False))
+    if {"prefill", "step"} <= set(present):
+        steps = partial(_open_both, Stepped, ("prefill", "step"), open_graph, contract)
+        found.append(Run(f"{first.runtime}, N cached steps", steps, unpadded_target, dimensions=False))
+    return found
+
+
+def _open_both(
+    kind: type[Composed] | type[Stepped],
+    names: tuple[str, str],
+    open_graph: Callable[[str], Runtime],
+    contract: Contract,
+    _: Path,
+) -> Runtime:
+    first, second = map(open_graph, names)
+    return kind(first, second, contract)
+
+
+def unpadded_target(case: Case) -> bool:
+    """Whether the target of a case has no padding: a cached step knows none. The cases of ``steps`` are made so."""
+    return case.group in ("shapes", "steps") and not case.inputs["tgt_key_padding_mask"].any()
+
+
+def _without(run: Run, groups: Collection[str]) -> Run:
+    """``run``, not asked for cases of ``groups``."""
+    return replace(run, takes=lambda case: case.group not in groups and run.takes(case))
 
 
 def verify_file(
@@ -178,9 +214,13 @@ def judge(
     found = list(findings)
     values = "structure" if run.lifted else "rounding"
     worst_ratio, worst_case, largest, compared = 0.0, "", 0.0, 0
+    notes: dict[str, str] = {}
     for case in plan:
         for comparison in results.get(case.name, ()):
             compared += comparison.elements
+            if comparison.ties:
+                which = ", ".join(map(str, comparison.ties))
+                notes[case.name] = f"case {case.name} ({case.words}): sentence {which} has two results that tie"
             if comparison.verdict != PASS:
                 where = f" at {list(comparison.worst_index)}" if comparison.worst_index else ""
                 verdict = "" if comparison.verdict == FAIL else f"{comparison.verdict}: "
@@ -209,6 +249,7 @@ def judge(
         passed=not found and complete,
         findings=tuple(found),
         allowed=EXACT if run.lifted else FACTOR,
+        notes=tuple(notes.values()),
     )
 
 

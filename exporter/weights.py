@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
-from .onnx_stream import read_model
+from .onnx_stream import read_model, read_values
 from .plan import Array
 
 # A float constant with more values than this is a weight that the model does not have.
@@ -37,7 +36,7 @@ def check_weights(path: Path, expected: Mapping[str, Array]) -> list[str]:
         if name not in needed:
             problems.append(f"{name} is in the file, but no output depends on it")
         else:
-            problems += _differences(name, numpy_helper.to_array(tensor), expected[name])
+            problems += _differences(name, read_values(tensor, path), expected[name])
     problems += [f"{name} is not in the file" for name in missing]
     for part in _graphs(graph):
         for tensor in [*part.initializer, *(sparse.values for sparse in part.sparse_initializer)]:

@@ -3,11 +3,12 @@
 It is what runs inside a decode: eagerly, scripted, and exported as the ``step`` graph. So it is written in the
 operations that such a graph should have. A row is one hypothesis at one position, activations are ``[R, E]``, and every
 projection is a plain matrix product (ONNX ``Gemm``) with the weight as PyTorch stores it; query, key and value are
-projected by one of them; the scale of the softmax goes to the query, which is small; keys are kept transposed, as the
-product with a query wants them; and all hypotheses of a sentence share its keys and values of the memory.
+projected by one of them; the scale of the softmax is in the query's weight; keys are kept transposed, as the product
+with a query wants them; and all hypotheses of a sentence share its keys and values of the memory.
 
 Letters: ``N`` sentences, ``B`` hypotheses of each (beams), ``R = N * B`` rows, ``P`` past positions, ``S`` source
-length, ``E`` width, ``H`` heads, ``D = E / H``, ``V`` target vocabulary.
+length, ``E`` width, ``H`` heads, ``D = E / H``, ``V`` target vocabulary; ``*`` stands for ``R`` or for ``N, B``,
+whichever suits.
 
 Multi-head attention and the layers: Vaswani et al., "Attention Is All You Need", https://arxiv.org/abs/1706.03762
 """
@@ -25,41 +26,58 @@ from .embedding import TokenEmbedding
 from .sequence import CoupletModel, SequenceModel, TranslationModel
 
 
-def fused(projections: List[nn.Linear]) -> Tuple[Tensor, Optional[Tensor]]:
-    """The weights of ``projections`` on top of each other, and their biases; a missing one is 0, None if all are."""
-    weight = torch.cat([projection.weight.detach() for projection in projections])
-    biases = [projection.bias for projection in projections]
-    if all(bias is None for bias in biases):
+def softmax_scale(attention: MyMultiheadAttention) -> float:
+    """What products of queries and keys are multiplied by."""
+    return float(attention.head_dim) ** -0.5
+
+
+def fused(projections: List[nn.Linear], scale: float = 1.0) -> Tuple[Tensor, Optional[Tensor]]:
+    """The weights of ``projections`` on top of each other, and their biases; a missing one is 0, None if all are.
+
+    The first is multiplied by ``scale``.
+    """
+    weights = [projection.weight.detach() for projection in projections]
+    biases = [None if projection.bias is None else projection.bias.detach() for projection in projections]
+    known = [w.new_zeros(w.size(0)) if b is None else b for b, w in zip(biases, weights, strict=True)]
+    if scale != 1.0:
+        weights[0], known[0] = weights[0] * scale, known[0] * scale
+    # A cat of one would be a node of the graph.
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0].clone()
+    if all(b is None for b in biases):
         return weight, None
-    missing = [projection.weight.new_zeros(projection.out_features) for projection in projections]
-    return weight, torch.cat([zeros if b is None else b.detach() for b, zeros in zip(biases, missing, strict=True)])
+    return weight, torch.cat(known) if len(known) > 1 else known[0].clone()
 
 
 class CachedSelfAttention(nn.Module):
     """Self-attention of one new position to itself and the past.
 
-    Buffers ``in_proj_weight [3E, E]`` and ``in_proj_bias [3E]`` (query, key, value) are copies; ``out_proj`` is shared.
+    Buffers ``in_proj_weight [3E, E]`` and ``in_proj_bias [3E]`` (query, key, value) are copies, the query's times the
+    scale of the softmax; ``out_proj`` is shared.
     """
 
     def __init__(self, attention: MyMultiheadAttention) -> None:
         super().__init__()
         self.heads = attention.num_heads
         self.head_dim = attention.head_dim
-        self.scale = float(attention.head_dim) ** -0.5
-        weight, bias = fused([attention.q_proj, attention.k_proj, attention.v_proj])
+        weight, bias = fused([attention.q_proj, attention.k_proj, attention.v_proj], softmax_scale(attention))
         self.register_buffer("in_proj_weight", weight)
         self.register_buffer("in_proj_bias", bias)
         self.in_proj_weight: Tensor
         self.in_proj_bias: Optional[Tensor]
         self.out_proj = attention.out_proj
 
-    def forward(self, x: Tensor, key: Tensor, value: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-        """``x [R, E]``, ``key [R, H, D, P]``, ``value [R, H, P, D]`` -> ``[R, E]`` and both grown by one position."""
-        q, k, v = F.linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=1)
-        query = (q * self.scale).view(-1, self.heads, 1, self.head_dim)
-        key = torch.cat([key, k.view(-1, self.heads, self.head_dim, 1)], dim=3)
-        value = torch.cat([value, v.view(-1, self.heads, 1, self.head_dim)], dim=2)
-        weights = torch.softmax(torch.matmul(query, key), dim=-1)  # [R, H, 1, P + 1]
+    def forward(self, x: Tensor, key: Tensor, value: Tensor, rows: List[int]) -> Tuple[Tensor, Tensor, Tensor]:
+        """``x [R, E]``, key ``[*, H, D, P]``, value ``[*, H, P, D]`` -> ``[R, E]`` and both grown by one position.
+
+        ``rows`` is the shape that ``*`` stands for; one length may be -1.
+        """
+        projected = F.linear(x, self.in_proj_weight, self.in_proj_bias)
+        # TorchScript knows no [*rows, ...].
+        shape, turned = rows + [3 * self.heads, 1, self.head_dim], rows + [self.heads, self.head_dim, 1]  # noqa: RUF005
+        q, k, v = projected.view(shape).chunk(3, dim=-3)  # [*, H, 1, D]
+        key = torch.cat([key, k.reshape(turned)], dim=-1)
+        value = torch.cat([value, v], dim=-2)
+        weights = torch.softmax(torch.matmul(q, key), dim=-1)  # [*, H, 1, P + 1]
         output = torch.matmul(weights, value).view(-1, self.heads * self.head_dim)
         return self.out_proj(output), key, value
 
@@ -67,21 +85,24 @@ class CachedSelfAttention(nn.Module):
 class CachedCrossAttention(nn.Module):
     """Attention of one new position to the memory, whose keys and values are computed once.
 
-    Buffers ``kv_proj_weight [2E, E]`` and ``kv_proj_bias [2E]`` are copies; ``q_proj`` and ``out_proj`` are shared.
+    Buffers ``q_proj_weight [E, E]`` and ``q_proj_bias [E]``, times the scale of the softmax, and
+    ``kv_proj_weight [2E, E]`` and ``kv_proj_bias [2E]`` are copies; ``out_proj`` is shared.
     """
 
-    def __init__(self, attention: MyMultiheadAttention, beams: bool) -> None:
+    def __init__(self, attention: MyMultiheadAttention) -> None:
         super().__init__()
-        self.beams = beams
         self.heads = attention.num_heads
         self.head_dim = attention.head_dim
-        self.scale = float(attention.head_dim) ** -0.5
+        weight, bias = fused([attention.q_proj], softmax_scale(attention))
+        self.register_buffer("q_proj_weight", weight)
+        self.register_buffer("q_proj_bias", bias)
         weight, bias = fused([attention.k_proj, attention.v_proj])
         self.register_buffer("kv_proj_weight", weight)
         self.register_buffer("kv_proj_bias", bias)
+        self.q_proj_weight: Tensor
+        self.q_proj_bias: Optional[Tensor]
         self.kv_proj_weight: Tensor
         self.kv_proj_bias: Optional[Tensor]
-        self.q_proj = attention.q_proj
         self.out_proj = attention.out_proj
 
     def project(self, memory: Tensor, dead: Tensor) -> Tuple[Tensor, Tensor]:
@@ -96,39 +117,42 @@ class CachedCrossAttention(nn.Module):
 
     def forward(self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """``x [R, E]``, key and value as from :meth:`project`, ``mask [N, 1, 1, S]`` (added) -> ``[R, E]``."""
-        query = self.q_proj(x) * self.scale
-        if self.beams:  # [N, H, B, D]: one product for all hypotheses of a sentence
-            query = query.view(key.size(0), -1, self.heads, self.head_dim).transpose(1, 2)
-        else:
-            query = query.view(-1, self.heads, 1, self.head_dim)
+        query = F.linear(x, self.q_proj_weight, self.q_proj_bias)
+        # [N, H, B, D]: one product for all hypotheses of a sentence.
+        query = query.view(key.size(0), -1, self.heads, self.head_dim).transpose(1, 2)
         weights = torch.softmax(torch.matmul(query, key) + mask, dim=-1)  # [N, H, B, S]
-        output = torch.matmul(weights, value)
-        if self.beams:
-            output = output.transpose(1, 2)
-        return self.out_proj(output.reshape(-1, self.heads * self.head_dim))
+        output = torch.matmul(weights, value).transpose(1, 2).contiguous()
+        return self.out_proj(output.view(-1, self.heads * self.head_dim))
 
 
 class CachedLayer(nn.Module):
     """A decoder layer at one position. Norms and feed-forward are the layer's own modules; dropout is left out."""
 
-    def __init__(self, layer: MyTransformerDecoderLayer, beams: bool) -> None:
+    def __init__(self, layer: MyTransformerDecoderLayer) -> None:
         super().__init__()
         self.norm_first = layer.norm_first
         self.self_attn = CachedSelfAttention(layer.self_attn)
-        self.multihead_attn = CachedCrossAttention(layer.multihead_attn, beams)
+        self.multihead_attn = CachedCrossAttention(layer.multihead_attn)
         self.norm1, self.norm2, self.norm3 = layer.norm1, layer.norm2, layer.norm3
         self.linear1, self.activation, self.linear2 = layer.linear1, layer.activation, layer.linear2
 
     def forward(
-        self, x: Tensor, key: Tensor, value: Tensor, cross_key: Tensor, cross_value: Tensor, mask: Tensor
+        self,
+        x: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cross_key: Tensor,
+        cross_value: Tensor,
+        mask: Tensor,
+        rows: List[int],
     ) -> Tuple[Tensor, Tensor, Tensor]:
-        """``x [R, E]``, keys, values and mask as in the attentions -> ``[R, E]``, the grown key and value."""
+        """``x [R, E]``, all else as in the attentions -> ``[R, E]``, the grown key and value."""
         if self.norm_first:
-            attended, key, value = self.self_attn(self.norm1(x), key, value)
+            attended, key, value = self.self_attn(self.norm1(x), key, value, rows)
             x = x + attended
             x = x + self.multihead_attn(self.norm2(x), cross_key, cross_value, mask)
             return x + self._feed_forward(self.norm3(x)), key, value
-        attended, key, value = self.self_attn(x, key, value)
+        attended, key, value = self.self_attn(x, key, value, rows)
         x = self.norm1(x + attended)
         x = self.norm2(x + self.multihead_attn(x, cross_key, cross_value, mask))
         return self.norm3(x + self._feed_forward(x)), key, value
@@ -153,8 +177,6 @@ class CachedDecoder(nn.Module):
 
     Args:
         model: a translation or couplet model with at least one decoder layer; nothing of it is changed.
-        beams: whether there may be more rows than sentences. False saves two transposes in each layer; it is the same
-            computation for ``R = N``, the only case then.
 
     Raises:
         ValueError: for a model without decoder layers: nothing there depends on the past.
@@ -163,7 +185,7 @@ class CachedDecoder(nn.Module):
     if TYPE_CHECKING:  # of CachedLayer; TorchScript would take the annotation for an attribute's
         layers: Any
 
-    def __init__(self, model: SequenceModel, beams: bool = True) -> None:
+    def __init__(self, model: SequenceModel) -> None:
         super().__init__()
         decoder = model.my_transformer.decoder
         if len(decoder.layers) == 0:
@@ -174,7 +196,7 @@ class CachedDecoder(nn.Module):
         layers: List[nn.Module] = []
         for layer in decoder.layers:
             assert isinstance(layer, MyTransformerDecoderLayer)
-            layers.append(CachedLayer(layer, beams))
+            layers.append(CachedLayer(layer))
         self.layers = nn.ModuleList(layers)
         self.norm = decoder.norm
         self.classification = model.classification
@@ -225,13 +247,15 @@ class CachedDecoder(nn.Module):
         self, tgt: Tensor, past: List[Tensor], cross: List[Tensor], mask: Tensor
     ) -> Tuple[Tensor, List[Tensor]]:
         """:meth:`step` with the ``mask`` of :meth:`additive`, which is the same in every step."""
-        position = past[0].size(3)
+        position = past[0].size(-1)
         if position >= self.pe.size(0):
             raise ValueError(f"position {position} does not fit into {self.pe.size(0)} positions")
-        x = self.token_embedding(tgt.squeeze(1)) + self.pe[position]  # [R, E]
+        # A length that is the same in every step, and -1: so a graph has no shapes to compute in each.
+        rows = [-1] if past[0].dim() == 4 else [cross[0].size(0), -1]
+        x = self.token_embedding(tgt.reshape(-1)) + self.pe[position]  # [R, E]
         grown: List[Tensor] = []
         for i, layer in enumerate(self.layers):
-            x, key, value = layer(x, past[2 * i], past[2 * i + 1], cross[2 * i], cross[2 * i + 1], mask)
+            x, key, value = layer(x, past[2 * i], past[2 * i + 1], cross[2 * i], cross[2 * i + 1], mask, rows)
             grown.append(key)
             grown.append(value)
         if self.norm is not None:
@@ -245,8 +269,8 @@ class CachedDecoder(nn.Module):
         """One position further.
 
         Args:
-            tgt: int64 ``[R, 1]``, the id at position P.
-            past: for each layer a key ``[R, H, D, P]`` and a value ``[R, H, P, D]``; P may be 0.
+            tgt: int64 ``[R, 1]`` or ``[N, B]``, the id at position P.
+            past: for each layer a key ``[*, H, D, P]`` and a value ``[*, H, P, D]``; P may be 0.
             cross: as from :meth:`cross`.
             src_key_padding_mask: bool ``[N, S]``, True = padding; the one that :meth:`cross` had.
 

@@ -142,7 +142,7 @@ class Generator(nn.Module):
             cross = self.decoder.cross(memory, padding)
             alive = [i for i in range(src.size(0))]  # noqa: C416 (TorchScript has no list(range))
             no_ids: List[Tensor] = []
-            no_scores: List[float] = []
+            no_scores: List[Tensor] = []
             kept = [no_ids[:] for _ in alive]  # copies: TorchScript knows no type for [] here
             kept_scores = [no_scores[:] for _ in alive]
             top_finished = [False for _ in alive]
@@ -166,7 +166,7 @@ class Generator(nn.Module):
                 ended: List[List[bool]] = (token == self.eos_id).tolist()
                 raw: List[List[float]] = score.tolist()
                 length_factor = torch.full_like(score, float(step + 1)).pow(length_penalty)
-                final: List[List[float]] = (score / length_factor).tolist()
+                final = (score / length_factor).double()
 
                 stay: List[int] = []  # places in the batch
                 follow: List[int] = []  # candidates that go on, B for each place
@@ -176,7 +176,7 @@ class Generator(nn.Module):
                         if ends[rank] or last:
                             length = candidates.size(2) - int(ends[rank])
                             kept[sentence].append(candidates[place, rank, 1:length])
-                            kept_scores[sentence].append(final[place][rank])
+                            kept_scores[sentence].append(final[place, rank])
                             top_finished[sentence] = top_finished[sentence] or rank == 0
                     enough = len(kept[sentence]) >= num_beams
                     if length_penalty == 0.0:
@@ -205,23 +205,23 @@ class Generator(nn.Module):
     def _collect(
         self,
         kept: List[List[Tensor]],
-        kept_scores: List[List[float]],
+        kept_scores: List[List[Tensor]],
         margins: List[float],
         num_hypotheses: int,
         memory: Tensor,
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
         """The best ``num_hypotheses`` of what was kept for each sentence, as :meth:`search` returns them."""
         best: List[Tensor] = []
-        best_scores: List[float] = []
-        for sentence, scores in enumerate(kept_scores):
-            ranked = torch.tensor(scores, dtype=torch.float64).argsort(stable=True, dim=0, descending=True)
+        best_scores: List[Tensor] = []
+        for sentence, unsorted in enumerate(kept_scores):
+            # Stacked: of a list of numbers TorchScript makes a tensor by way of float32, whatever its dtype.
+            scores, ranked = torch.sort(torch.stack(unsorted), stable=True, dim=0, descending=True)
             order: List[int] = ranked.tolist()
+            best_scores.append(scores[:num_hypotheses])
             for rank in range(num_hypotheses):
                 best.append(kept[sentence][order[rank]])
-                best_scores.append(scores[order[rank]])
                 if rank + 1 < len(order):
-                    gap = scores[order[rank]] - scores[order[rank + 1]]
-                    margins[sentence] = min(margins[sentence], gap)
+                    margins[sentence] = min(margins[sentence], float(scores[rank] - scores[rank + 1]))
         lengths = torch.tensor([ids.size(0) for ids in best], dtype=torch.int64, device=memory.device)
         longest = int(lengths.max())
         tokens = torch.full([len(best), longest], self.pad_id, dtype=torch.int64, device=memory.device)
@@ -230,7 +230,7 @@ class Generator(nn.Module):
         return (
             tokens.view(len(kept), num_hypotheses, longest),
             lengths.view(-1, num_hypotheses),
-            torch.tensor(best_scores, dtype=memory.dtype, device=memory.device).view(-1, num_hypotheses),
+            torch.stack(best_scores).to(memory.dtype),
             torch.tensor(margins, dtype=torch.float64),
         )
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +143,11 @@ class Vocabulary:
         Raises:
             MytxError: naming the tokens that are not known, where there is no ``<unk>``.
         """
-        pieces = list(text) if by_character(self.source) else text.split()
-        unknown = special_ids(self.source).get("unk_id")
+        characters, unknown = self._reading
+        pieces = list(text) if characters else text.split()
         missing = list(dict.fromkeys(piece for piece in pieces if piece not in self.source))
         if missing and unknown is None:
-            kind = "characters" if by_character(self.source) else "words"
+            kind = "characters" if characters else "words"
             raise MytxError(
                 f"{self.name} does not have the {kind} {', '.join(map(repr, missing))}",
                 "leave them out, or use a vocabulary with <unk>",
@@ -155,8 +156,7 @@ class Vocabulary:
 
     def decode_target(self, ids: Iterable[int]) -> str:
         """The text of ``ids`` up to the end token, without special tokens; an id without a token is ``<id 7>``."""
-        tokens = {number: token for token, number in self.target.items()}
-        end = special_ids(self.target).get("eos_id")
+        tokens, between, end = self._writing
         words = []
         for number in map(int, ids):
             if number == end:
@@ -164,7 +164,19 @@ class Vocabulary:
             token = tokens.get(number, f"<id {number}>")
             if not SPECIAL_FORM.fullmatch(token):
                 words.append(token)
-        return ("" if by_character(self.target) else " ").join(words)
+        return between.join(words)
+
+    # A look through a whole vocabulary takes longer than to decode a sentence: once is enough.
+    @cached_property
+    def _reading(self) -> tuple[bool, int | None]:
+        """Whether a source is split into characters, and the id of what is not known."""
+        return by_character(self.source), special_ids(self.source).get("unk_id")
+
+    @cached_property
+    def _writing(self) -> tuple[dict[int, str], str, int | None]:
+        """The target's tokens by id, what stands between them, and the id of the end."""
+        tokens = {number: token for token, number in self.target.items()}
+        return tokens, "" if by_character(self.target) else " ", special_ids(self.target).get("eos_id")
 
 
 def by_character(tokens: Mapping[str, int]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from exported_models import KINDS, Exported, build
+from exported_models import EVERY_KIND, Exported, build
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,13 +27,13 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
-    """The model of a kind with its files; see ``exported_models.KINDS``."""
+    """The model of a kind with its files; see ``exported_models.EVERY_KIND``."""
     made: dict[str, Exported] = {}
 
     def get(kind: str) -> Exported:
         if kind not in made:
             folder = tmp_path_factory.mktemp(re.sub(r"\W+", "-", kind))
-            made[kind] = Exported(build(kind), KINDS[kind][1], folder)
+            made[kind] = Exported(build(kind), EVERY_KIND[kind][1], folder)
         return made[kind]
 
     return get

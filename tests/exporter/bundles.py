@@ -1,4 +1,4 @@
-"""A small bundle, made once for all tests that need one to look at or to damage."""
+"""Small bundles, made once for all tests that need one to look at or to damage."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from mytx.exporter import export_bundle
+from mytx.exporter.formats import PLAIN
 from mytx.models import TranslationModel
 from mytx.models.vocab import Vocabulary
 
@@ -21,11 +22,28 @@ SOUNDS = {"<pad>": 0, "<s>": 1, "</s>": 2} | {sound: 3 + n for n, sound in enume
 
 @functools.cache
 def tiny_bundle() -> Path:
-    """The folder of the bundle; copy it before you change it."""
+    """The folder of a bundle with the graphs that do not decode; copy it before you change it."""
+    return _export(PLAIN)
+
+
+@functools.cache
+def whole_bundle() -> Path:
+    """The folder of a bundle with all graphs; it takes much longer to make."""
+    return _export(())
+
+
+@functools.cache
+def decoding_bundle() -> Path:
+    """The folder of a bundle with the graphs that decode alone, not verified: those who test that do it elsewhere."""
+    return _export(("step", "prefill", "greedy", "generate"), verify=False)
+
+
+def _export(components: tuple[str, ...], verify: bool = True) -> Path:
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    result = export_bundle(tiny_model(), folder / "bundle", vocabulary=Vocabulary(LETTERS, SOUNDS))
-    assert result.passed
+    vocabulary = Vocabulary(LETTERS, SOUNDS)
+    result = export_bundle(tiny_model(), folder / "bundle", components=components, vocabulary=vocabulary, verify=verify)
+    assert result.passed is (True if verify else None)
     return folder / "bundle"
 
 
@@ -35,9 +53,9 @@ def tiny_model() -> TranslationModel:
     return TranslationModel(len(LETTERS), len(SOUNDS), 16, 2, 1, 2, 24, 0.1, max_length=40)
 
 
-def copy_of_bundle(folder: Path) -> Path:
+def copy_of_bundle(folder: Path, bundle: Path | None = None) -> Path:
     """A bundle in ``folder`` to do as one likes with."""
-    return Path(shutil.copytree(tiny_bundle(), folder / "bundle"))
+    return Path(shutil.copytree(bundle or tiny_bundle(), folder / "bundle"))
 
 
 def edit_manifest(bundle: Path, **changes: object) -> None:

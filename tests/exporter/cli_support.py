@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from exported_models import Exported
+from exported_models import Exported, plain
 
-from mytx.exporter import cli, onnx_format, proving
+from mytx.exporter import cli, onnx_files, onnx_format, pipeline, proving
 from mytx.exporter.compare import Expected
 from mytx.exporter.formats import ExportOptions
-from mytx.exporter.graphs import Graph
+from mytx.exporter.graph import Graph
 from mytx.exporter.plan import Case
 from mytx.models import Model, save_model
 
@@ -79,7 +79,10 @@ def assert_refused(result: Result, *words: str, code: int = 2) -> None:
 
 
 def use_exports(monkeypatch: pytest.MonkeyPatch, exported: Exported) -> None:
-    """Let the export, and PyTorch's references, be what was made before: for tests of what happens around them."""
+    """Let the export, and PyTorch's references, be what was made before: for tests of what happens around them.
+
+    Only of the graphs that do not decode, and the model then has no others: those take most of the time.
+    """
 
     def export(graphs: dict[str, Graph], name: str, folder: Path, options: ExportOptions) -> None:
         onnx_format.save(exported.finished(name, options.producer), folder / f"{name}.onnx")
@@ -90,8 +93,10 @@ def use_exports(monkeypatch: pytest.MonkeyPatch, exported: Exported) -> None:
         made = exported.expected(graph.name)
         return made if len(made) == len(plan) else compute(model, graph, plan)
 
-    monkeypatch.setattr(onnx_format, "export", export)
-    monkeypatch.setattr(proving, "compute_references", ready)
+    whole = pipeline.graphs_of
+    monkeypatch.setattr(pipeline, "graphs_of", lambda model, masks=None: plain(whole(model, masks)))
+    monkeypatch.setattr(onnx_files, "export", export)
+    monkeypatch.setattr(proving, "PLAIN", (ready, proving.measure_more))
 
 
 def save_folder(exported: Exported, folder: Path) -> Path:

@@ -9,15 +9,20 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from mytx.exporter import onnx_checks, onnx_format
+from mytx.exporter import onnx_checks, onnx_files, onnx_format
 from mytx.exporter.compare import Expected
 from mytx.exporter.contract import Contract
+from mytx.exporter.formats import FORMATS, PLAIN
+from mytx.exporter.graph import Graph
 from mytx.exporter.graphs import graphs_of
 from mytx.exporter.identities import whole_plan
+from mytx.exporter.onnx_decode import DecodeParts, prefill_model, search_model
 from mytx.exporter.plan import Case
+from mytx.exporter.proving import weights_in
 from mytx.exporter.quiet import quiet
 from mytx.exporter.reference import compute_references
 from mytx.exporter.report import GraphReport
+from mytx.exporter.search_reference import search_references
 from mytx.exporter.verify import verify_file
 from mytx.models import ClassificationModel, CoupletModel, Model, TranslationModel
 from mytx.transformer import MyTransformer
@@ -44,6 +49,22 @@ def classification(pooling: str, **changes: object) -> ClassificationModel:
     return ClassificationModel(11, 16, 2, 1, 24, pooling=pooling, **{**sizes, **changes})  # type: ignore[arg-type]
 
 
+def lively() -> TranslationModel:
+    """A model whose next id depends on the source, the position and the past, so that sentences end early, late and not
+    at all. Others with random weights say the same id for ever.
+    """
+    torch.manual_seed(21)
+    model = translation(norm_first=True)
+    table = model.pos_embedding.pe
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
+        model.classification.weight.mul_(0.67)
+        model.classification.bias[model.config.eos_id] += 1.5
+        table.copy_(3.0 * torch.randn(table.shape, generator=torch.Generator().manual_seed(1)))
+    return model
+
+
 # How each kind is built, and its mask inputs.
 KINDS: dict[str, tuple[Callable[[], Model], str | None]] = {
     "translation": (translation, None),
@@ -58,12 +79,14 @@ KINDS: dict[str, tuple[Callable[[], Model], str | None]] = {
         None,
     ),
 }
+# Those for tests of searches, too.
+EVERY_KIND = {**KINDS, "lively": (lively, None)}
 
 
 def build(kind: str) -> Model:
     """A model of ``kind`` in evaluation mode, with weights of which none is 0 or 1."""
     torch.manual_seed(20)
-    return shaken(KINDS[kind][0]())
+    return shaken(EVERY_KIND[kind][0]())
 
 
 def shaken(model: Model) -> Model:
@@ -74,12 +97,21 @@ def shaken(model: Model) -> Model:
     return model.eval()
 
 
+def plain(graphs: dict[str, Graph]) -> dict[str, Graph]:
+    """Those of ``graphs`` that do not decode."""
+    return {name: graph for name, graph in graphs.items() if name in PLAIN}
+
+
 class Exported:
-    """A model, and its graphs as files in ``folder``. Everything is made when it is first asked for, and kept."""
+    """A model, and its graphs as files in ``folder``. Everything is made when it is first asked for, and kept.
+
+    ``every`` has all graphs; ``graphs`` those that do not decode, which most tests are about.
+    """
 
     def __init__(self, model: Model, masks: str | None, folder: Path) -> None:
         self.model = model
-        self.graphs = graphs_of(model, masks)
+        self.every = graphs_of(model, masks)
+        self.graphs = plain(self.every)
         self.folder = folder
         self._raw: dict[str, ir.Model] = {}
         self._plans: dict[str, list[Case]] = {}
@@ -88,13 +120,20 @@ class Exported:
     def raw(self, name: str) -> ir.Model:
         """A graph as it is exported or composed, before the finish."""
         if name not in self._raw:
-            if name == "full" and "decoder" in self.graphs:
-                halves = self.raw("encoder"), self.raw("decoder")
-                self._raw[name] = onnx_format.compose_full(*halves, self.contract("full"))
-            else:
-                with quiet():
-                    self._raw[name] = onnx_format.to_onnx(self.graphs[name])
+            parts = [self.raw(part) for part in onnx_files.needs(self.every, name)]
+            with quiet():
+                self._raw[name] = self._made(name, *parts)
         return self._raw[name]
+
+    def _made(self, name: str, *parts: ir.Model) -> ir.Model:
+        if not parts:
+            return onnx_format.to_onnx(self.every[name])
+        first, second = parts
+        if name == "full":
+            return onnx_format.compose_full(first, second, self.contract("full"))
+        if name == "prefill":
+            return prefill_model(self.every, first, second, onnx_format.DEFAULT_OPSET)
+        return search_model(DecodeParts(first, second, self.every), beams=name == "generate")
 
     def finished(self, name: str, producer: str = "0.0.0") -> ir.Model:
         """A graph as it is saved."""
@@ -110,7 +149,7 @@ class Exported:
         return path
 
     def contract(self, name: str) -> Contract:
-        return self.graphs[name].contract
+        return self.every[name].contract
 
     def plan(self, name: str) -> list[Case]:
         if name not in self._plans:
@@ -120,15 +159,16 @@ class Exported:
     def expected(self, name: str) -> list[dict[str, Expected]]:
         """The references of the plan."""
         if name not in self._expected:
-            self._expected[name] = compute_references(self.model, self.graphs[name], self.plan(name))
+            self._expected[name] = self.references(name, self.plan(name))
         return self._expected[name]
 
     def references(self, name: str, plan: list[Case]) -> list[dict[str, Expected]]:
         """The references of other cases."""
-        return compute_references(self.model, self.graphs[name], plan)
+        compute = search_references if self.contract(name).searches else compute_references
+        return compute(self.model, self.every[name], plan)
 
     def weights(self, name: str) -> dict[str, np.ndarray]:
-        return {key: tensor.numpy() for key, tensor in self.graphs[name].weights().items()}
+        return {key: tensor.numpy() for key, tensor in weights_in(FORMATS["onnx"], self.every[name]).items()}
 
     def verify(self, name: str, path: Path | None = None) -> list[GraphReport]:
         """Reports on the saved file, or on another that stands for it, in each way that it can be run."""

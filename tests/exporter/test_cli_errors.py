@@ -37,7 +37,7 @@ from cli_support import (
 )
 from exported_models import Exported
 
-from mytx.exporter import bundle, onnx_checks, onnx_format, pipeline, proving
+from mytx.exporter import bundle, onnx_checks, onnx_files, onnx_format, pipeline, proving
 from mytx.exporter.contract import Contract
 
 Run = Callable[..., Result]
@@ -278,7 +278,7 @@ def test_a_key_that_says_nothing_sensible(key: str, checkpoint: Path, run: Run, 
         (["one.pt", "two.pt", "-o", "x"], ["two.pt"]),
         (["--bogus", "-o", "x"], ["--bogus"]),
         (["--opset", "abc", "-o", "x"], ["--opset", "'abc'"]),
-        (["--component", "step", "-o", "x"], ["'step'", "'encoder'", "'decoder'", "'full'"]),
+        (["--component", "steps", "-o", "x"], ["'steps'", "'encoder'", "'step'", "'generate'"]),
         (["--activation", "tanh", "-o", "x"], ["'tanh'", "'relu'"]),
         (["--pooling", "max", "-o", "x"], ["'max'", "'upstream-sum'"]),
         (["--nhead", "0", "-o", "x"], ["--nhead", "0"]),
@@ -552,10 +552,10 @@ def test_a_bug_where_no_log_can_be_written_is_still_3(
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (onnx_format, "export"),
+        (onnx_files, "export"),
         (onnx_format, "finish"),
         (onnx_format, "save"),
-        (proving, "compute_references"),
+        (proving, "whole_plan"),
         (proving, "verify_file"),
         (onnx_checks, "find_weights"),
         (pipeline, "write_stored"),
@@ -611,7 +611,7 @@ def test_an_interrupt_that_python_wrapped_in_another_error_is_still_an_interrupt
         except KeyboardInterrupt as error:
             raise RuntimeError("Error calling __set_name__") from error
 
-    monkeypatch.setattr("mytx.exporter.onnx_format.to_onnx", interrupted)
+    monkeypatch.setattr("mytx.exporter.onnx_files.to_onnx", interrupted)
     result = run_here(capfd, "onnx", bare, "--nhead", 2, "-o", place / "bundle")
     assert result.code == 130
     assert result.err.strip() == "error: interrupted; no unfinished bundle is left behind"

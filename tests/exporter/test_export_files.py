@@ -13,13 +13,14 @@ from cli_support import names
 from exported_models import build
 from torch import Tensor, nn
 
-from mytx.exporter import ExportError, exporting, onnx_format
+from mytx.exporter import ExportError, exporting, onnx_files, onnx_format
 from mytx.exporter.contract import Axis, Contract, TensorSpec
 from mytx.exporter.errors import OptionError
 from mytx.exporter.exporting import export_files
 from mytx.exporter.formats import ExportOptions
+from mytx.exporter.graph import Graph
 from mytx.exporter.graph_modules import GraphModule
-from mytx.exporter.graphs import Graph, graphs_of
+from mytx.exporter.graphs import graphs_of
 from mytx.exporter.quiet import quiet
 from mytx.models import Model
 
@@ -29,11 +30,11 @@ FILES = [f"{name}.onnx" for name in sorted(GRAPHS)]
 
 
 def write(model: Model, folder: Path, jobs: int, masks: str | None = None, **options: object) -> list[str]:
-    """Export everything to a new folder; returns what was said on the way."""
+    """Export the graphs that do not decode, or the ``chosen`` ones, to a new folder; returns what was said."""
     folder.mkdir()
     said: list[str] = []
     graphs = graphs_of(model, masks)
-    chosen = options.pop("chosen", list(graphs))
+    chosen = options.pop("chosen", GRAPHS)
     with quiet():
         export_files(
             model,
@@ -73,12 +74,24 @@ def test_two_jobs_write_the_same_bytes_as_one(kind: str, masks: str | None, tmp_
         assert torch.equal(tensor, before[name])
 
 
+@pytest.mark.slow
+def test_two_jobs_write_the_same_graphs_that_decode(tmp_path: Path) -> None:
+    model = build("couplet")
+    for jobs in (1, 2):
+        said = write(model, tmp_path / f"{jobs}", jobs, chosen=list(graphs_of(model)))
+    assert said[0] == "Exporting decoder.onnx, encoder.onnx"
+    assert len(names(tmp_path / "1")) == 7
+    assert names(tmp_path / "1") == names(tmp_path / "2")
+    for file in names(tmp_path / "1"):
+        assert (tmp_path / "1" / file).read_bytes() == (tmp_path / "2" / file).read_bytes(), file
+
+
 def test_one_job_makes_one_file_after_the_other_and_full_out_of_its_halves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traced = []
     honest = onnx_format.to_onnx
-    monkeypatch.setattr(onnx_format, "to_onnx", lambda graph, opset: traced.append(graph.name) or honest(graph, opset))
+    monkeypatch.setattr(onnx_files, "to_onnx", lambda graph, opset: traced.append(graph.name) or honest(graph, opset))
     said = write(build("translation"), tmp_path / "one", 1)
     assert said == [f"Exporting {name}.onnx" for name in GRAPHS]
     assert traced == ["encoder", "decoder"]

@@ -18,8 +18,9 @@ from onnx import helper
 from test_rebuilt import relist
 
 from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
-from mytx.exporter import export_bundle, onnx_format, open_bundle
-from mytx.exporter.contract import Contract
+from mytx.exporter import export_bundle, onnx_files, onnx_format, open_bundle
+from mytx.exporter.contract import GRAPHS, SEARCHES, Contract
+from mytx.exporter.formats import FORMATS
 from mytx.models import save_model
 
 Run = Callable[..., Result]
@@ -62,11 +63,12 @@ def test_all_formats_go_into_one_bundle(run: Run, saved: Path, tmp_path: Path) -
     result = run("all", saved, "-o", tmp_path / "out", "--plan", "quick", "--json", "--jobs", "2")
     assert result.code == 0
     assert result.json()["passed"] is True
-    graphs = ("encoder", "decoder", "full")
-    files = {f"{graph}{suffix}" for graph in graphs for suffix in (".onnx", ".ts.pt", ".pt2")}
-    assert files <= set(names(tmp_path / "out"))
+    files = {known.file(graph) for known in FORMATS.values() for graph in known.graphs}
+    assert len(files) == 7 + 4 + 3
+    assert {name for name in names(tmp_path / "out") if name.endswith((".onnx", ".ts.pt", ".pt2"))} == files
     rows = {(row["graph"], row["format"]) for row in result.json()["graphs"]}
-    assert rows == {(graph, name) for graph in graphs for name in ("onnx", "torchscript", "pt2", "eager")}
+    eager = {(graph, "eager") for graph in GRAPHS if graph not in SEARCHES}
+    assert rows == eager | {(graph, known.name) for known in FORMATS.values() for graph in known.graphs}
 
 
 def test_torchscript_says_in_one_line_that_it_is_deprecated(run: Run, saved: Path, tmp_path: Path) -> None:
@@ -114,7 +116,7 @@ def test_a_format_that_is_not_there_is_said(run: Run) -> None:
 
 
 def test_a_bundle_without_onnx_says_what_it_cannot_do(run: Run, torch_bundle: Path) -> None:
-    assert_refused(run("run", torch_bundle, "abc"), "no encoder graph in ONNX")
+    assert_refused(run("run", torch_bundle, "abc"), "no greedy graph in ONNX")
     assert_refused(run("locate", torch_bundle), "no ONNX graphs")
     assert_refused(run("verify", torch_bundle, "--format", "pt2", "--plan", "quick"), "no ONNX files")
 
@@ -232,12 +234,12 @@ def test_a_bundle_that_failed_holds_the_model_it_is_held_against(
         norm = next(node for node in model.graph if node.op_type == "LayerNormalization")
         norm.attributes.add(ir.AttrFloat32("epsilon", 1e-2))
 
-    monkeypatch.setattr(onnx_format, "finish", planted)
+    monkeypatch.setattr(onnx_files, "finish", planted)
     result = run("onnx", saved, "-o", tmp_path / "out", "--component", "encoder", "--plan", "quick")
     assert result.code == 1
     assert "place: " in result.out
     assert names(tmp_path) == ["out.failed"]
-    monkeypatch.setattr(onnx_format, "finish", finish)
+    monkeypatch.setattr(onnx_files, "finish", finish)
     located = run("locate", tmp_path / "out.failed", "--json", "--no-reproduction")
     assert located.code == 1
     assert located.json()["graphs"][0]["introduced"][0]["module"].endswith("norm1")

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exported_models import KINDS, Exported, build
+from exported_models import KINDS, Exported, build, plain
 from torch import Tensor, nn
 
-from mytx.exporter.contract import Axis, Contract, TensorSpec
+from mytx.exporter.contract import CACHED, Axis, Contract, TensorSpec
 from mytx.exporter.eager import Eager
+from mytx.exporter.graph import Graph
 from mytx.exporter.graph_modules import GraphModule
-from mytx.exporter.graphs import Graph, graphs_of
+from mytx.exporter.graphs import graphs_of
 from mytx.exporter.identities import identities, sizes_of, whole_plan
 from mytx.exporter.plan import LEVELS, Case, make_plan
 from mytx.exporter.reference import compute_references
@@ -42,7 +43,7 @@ PROMISED: dict[str, dict[str, set[str]]] = {
 CONTRACTS = {
     (kind, name): graph.contract
     for kind, (_, masks) in KINDS.items()
-    for name, graph in graphs_of(build(kind), masks).items()
+    for name, graph in plain(graphs_of(build(kind), masks)).items()
 }
 
 
@@ -67,6 +68,12 @@ def tried(plan: list[Case]) -> set[str]:
 def test_every_graph_is_tried_for_each_identity_that_it_promises_and_no_other(kind: str, level: str) -> None:
     found = {name: tried(whole_plan(contract, level)) for (of, name), contract in CONTRACTS.items() if of == kind}
     assert found == PROMISED[kind]
+
+
+def test_cached_graphs_promise_that_a_sentence_is_what_it_is_alone_and_searches_nothing() -> None:
+    graphs = graphs_of(build("translation"))
+    found = {name: tried(whole_plan(graphs[name].contract)) for name in CACHED}
+    assert found == {"step": {ALONE}, "prefill": {ALONE}, "greedy": set(), "generate": set()}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from onnx import numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
 from bundles import tiny_bundle
-from mytx.exporter.onnx_stream import read_model
+from mytx.exporter import onnx_stream
+from mytx.exporter.onnx_stream import Weights, read_model, read_values
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder", "full"])
@@ -30,9 +31,27 @@ def test_weights_in_a_second_file_are_read_too(tmp_path):
     expected = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     convert_model_to_external_data(model, location="weights", size_threshold=0)
     onnx.save(model, tmp_path / "encoder.onnx")
-    found = {tensor.name: numpy_helper.to_array(tensor) for tensor in read_model(tmp_path / "encoder.onnx")[1]}
+    path = tmp_path / "encoder.onnx"
+    found = {tensor.name: read_values(tensor, path) for tensor in read_model(path)[1]}
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    weights = Weights(path)
+    assert weights.keys() == expected.keys()
+    assert len(weights) == len(expected)
+    assert all(np.array_equal(weights[name], expected[name]) for name in expected)
+
+
+def test_large_weights_are_read_when_they_are_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_stream, "KEPT", 600)
+    path = tiny_bundle() / "encoder.onnx"
+    weights = Weights(path)
+    expected = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+    large = [name for name, array in expected.items() if array.nbytes > 600]
+    assert 0 < len(large) < len(expected)
+    assert all(np.array_equal(weights[name], expected[name]) for name in expected)
+    assert weights[large[0]] is not weights[large[0]]
+    with pytest.raises(KeyError):
+        weights["nothing"]
 
 
 def read_all(path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exported_models import EVERY_MASK, classification, translation
+from exported_models import EVERY_MASK, classification, plain, translation
 
 from mytx.exporter import OptionError
 from mytx.exporter.contract import Contract
@@ -18,7 +18,7 @@ from mytx.exporter.own_cases import read_cases
 from mytx.exporter.plan import Array
 from mytx.transformer import MyTransformer
 
-CONTRACTS = [graph.contract for graph in graphs_of(translation(max_length=20)).values()]
+CONTRACTS = [graph.contract for graph in plain(graphs_of(translation(max_length=20))).values()]
 Inputs = dict[str, Any]
 
 

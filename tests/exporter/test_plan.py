@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from exported_models import KINDS, build, translation
+from exported_models import KINDS, build, plain, translation
 
 from mytx.exporter import OptionError
 from mytx.exporter.contract import Axis, Contract, TensorSpec
@@ -29,12 +29,12 @@ from mytx.exporter.plan import (
 CONTRACTS = {
     f"{kind}: {name}": graph.contract
     for kind, (_, masks) in KINDS.items()
-    for name, graph in graphs_of(build(kind), masks).items()
+    for name, graph in plain(graphs_of(build(kind), masks)).items()
 }
 FLEXIBLE = {
     f"{kind}: {name}": graph.flexible
     for kind, (_, masks) in KINDS.items()
-    for name, graph in graphs_of(build(kind), masks).items()
+    for name, graph in plain(graphs_of(build(kind), masks)).items()
 }
 BATCH, SOURCE, TARGET = Axis("batch", traced=2), Axis("source", traced=7), Axis("target", traced=5)
 
@@ -71,6 +71,17 @@ def test_there_are_at_least_24_cases_and_no_two_are_equal(contract: Contract) ->
     assert len(plan) >= 24
     assert len({case.name for case in plan}) == len(plan)
     assert [pair for pair in itertools.combinations(plan, 2) if same(*pair)] == []
+
+
+def test_a_step_is_tried_with_no_past_with_a_long_one_and_with_one_to_four_hypotheses() -> None:
+    contract = graphs_of(translation(max_length=30))["step"].contract
+    plan = make_plan(contract)
+    assert len(plan) >= 24
+    assert [pair for pair in itertools.combinations(plan, 2) if same(*pair)] == []
+    found = [sizes(contract, case) for case in plan]
+    assert {0, 1, 4, 29} <= {size["past"] for size in found}
+    assert {1, 2, 3, 4} == {size["beams"] for size in found}
+    assert any(size["past"] == 0 and size["batch"] > 1 for size in found)
 
 
 def test_the_same_seed_gives_the_same_cases_and_another_gives_others(contract: Contract) -> None:
@@ -192,7 +203,7 @@ def test_masks_for_each_head_differ_between_heads_and_sentences() -> None:
 
 @pytest.mark.parametrize("longest", [8, 9, 30])
 def test_no_case_is_longer_than_the_positions(longest: int) -> None:
-    for graph in graphs_of(translation(max_length=longest)).values():
+    for graph in plain(graphs_of(translation(max_length=longest))).values():
         plan = make_plan(graph.contract)
         for axis in set(graph.contract.axes) - {"batch"}:
             lengths = {sizes(graph.contract, case)[axis] for case in plan}

@@ -23,8 +23,8 @@ from torch_files import Proven, TorchFiles, assert_passed, assert_untouched, fou
 
 from mytx.exporter import pt2_format
 from mytx.exporter.errors import BundleError, ExportError, OptionError
+from mytx.exporter.graph import Graph
 from mytx.exporter.graph_modules import GraphModule
-from mytx.exporter.graphs import Graph
 from mytx.exporter.program import export_program
 from mytx.exporter.program_text import is_expression
 from mytx.exporter.pt2_format import ExportedGraph, find_weights, load

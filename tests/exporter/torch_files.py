@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from exported_models import KINDS, build
+from exported_models import KINDS, build, plain
 from planting import checks
 
 from mytx.exporter.compare import Expected
@@ -26,11 +26,11 @@ from mytx.models import Model
 
 
 class Proven:
-    """A model with the references of its graphs, computed when they are first asked for."""
+    """A model with the references of its plain graphs, computed when they are first asked for."""
 
     def __init__(self, model: Model, masks: str | None = None) -> None:
         self.model = model
-        self.graphs = graphs_of(model, masks)
+        self.graphs = plain(graphs_of(model, masks))
         self._cases: dict[str, tuple[list[Case], list[dict[str, Expected]], int]] = {}
 
     def cases(self, name: str) -> tuple[list[Case], list[dict[str, Expected]], int]:

@@ -7,6 +7,8 @@ import fault_masks
 import fault_models
 import fault_rewrites
 import fault_runtimes
+import fault_searches
+import fault_steps
 import fault_storage
 import fault_tracing
 import fault_values
@@ -25,6 +27,8 @@ FAULTS: tuple[Fault, ...] = tuple(
         fault_tracing,
         fault_runtimes,
         fault_models,
+        fault_steps,
+        fault_searches,
     )
     for entry in module.FAULTS
 )

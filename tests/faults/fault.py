@@ -15,10 +15,11 @@ class Fault:
     Attributes:
         name: what is wrong, in words; unique.
         kind: ``weights``, ``masks``, ``positions``, ``epsilon``, ``activation``, ``softmax``, ``values``, ``NaN``,
-            ``shapes``, ``dtypes``, ``names``, ``files``, ``rewrites``, ``tracing``, ``runtime``, ``model`` or ``plan``.
+            ``shapes``, ``dtypes``, ``names``, ``files``, ``rewrites``, ``tracing``, ``runtime``, ``model``, ``plan``,
+            ``steps`` or ``searches``.
         plant: changes the subject that it is given.
         checks: the checks that find it, in all reports together: exactly these.
-        graph, model: where it is planted; the model is one of ``exported_models.KINDS``.
+        graph, model: where it is planted; the model is one of ``exported_models.EVERY_KIND``.
         words: what one of the findings must say.
         place: the module that is at fault, where there is one; the report or ``locate`` must name it.
         small: it moves the float64 reference by no more than 10 noises in any case, or is in no number at all.

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from mytx.exporter.compare import Expected
 from mytx.exporter.eager import Eager
+from mytx.exporter.graph import Graph
 from mytx.exporter.graph_modules import GraphModule
-from mytx.exporter.graphs import Graph
 from mytx.exporter.reference import compute_references
 from mytx.exporter.runtimes import Composed, Runtime
 from mytx.exporter.verify import Run

@@ -16,16 +16,17 @@ from exported_models import Exported
 from onnx import GraphProto, ModelProto
 
 from mytx.exporter import onnx_checks
-from mytx.exporter.compare import Expected, compare_case
+from mytx.exporter.compare import Comparison, Expected, compare_case
 from mytx.exporter.contract import Contract
 from mytx.exporter.formats import FORMATS
-from mytx.exporter.graphs import Graph
+from mytx.exporter.graph import Graph
 from mytx.exporter.onnx_reference import OnnxReference
 from mytx.exporter.plan import Case
 from mytx.exporter.reference import compute_references, measure_more
 from mytx.exporter.report import GraphReport
 from mytx.exporter.runtimes import Composed, Runtime, run_all
-from mytx.exporter.verify import Run, runs_of, verify_file
+from mytx.exporter.search_reference import measure_search
+from mytx.exporter.verify import Run, runs_of, small, unpadded_target, verify_file
 
 ONNX = FORMATS["onnx"]
 COUNTS = 10.0  # noises: what moves the float64 reference by more must be seen in the outputs
@@ -44,6 +45,7 @@ class Subject:
         found: whether the weights of the file are checked.
         reference: whose outputs are right: another graph of the same contract, where the model itself is at fault.
         wrap: what runs are wrapped in, where the runtime is at fault.
+        stepped: makes the full graph of prefill and step, where what runs these is at fault.
     """
 
     exported: Exported
@@ -54,6 +56,7 @@ class Subject:
     runs: list[Run] = field(default_factory=list)
     reference: Graph | None = None
     wrap: Wrap | None = None
+    stepped: Callable[[Runtime, Runtime], Runtime] | None = None
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +80,7 @@ class Subject:
 
     @property
     def honest_graph(self) -> Graph:
-        return self.exported.graphs[self.graph]
+        return self.exported.every[self.graph]
 
     # --- planting ----------------------------------------------------------------------------------------------------
 
@@ -105,7 +108,8 @@ class Subject:
         """The reports of the standard plan."""
         found = onnx_checks.find_weights(self.path, self.exported.weights(self.graph))
         graph = self.reference or self.honest_graph
-        measure = partial(measure_more, self.exported.model, graph, self.plan, list(self.expected))
+        more = measure_search if self.contract.searches else measure_more
+        measure = partial(more, self.exported.model, graph, self.plan, list(self.expected))
         return verify_file(
             self.path,
             self.contract,
@@ -127,7 +131,13 @@ class Subject:
             faulty = compute_references(self.exported.model, self.reference, plan)
             return max(_distance(outputs, expected) for outputs, expected in zip(faulty, honest, strict=True))
         ways = [False, True] if self.file("decoder").exists() and self.graph == "full" else [False]
-        return max(self._moved_by(self._lifted(both)) for both in ways)
+        moves = [self._moved_by(self._lifted(both), small if self.contract.searches else None) for both in ways]
+        if self.stepped is not None:
+            prefill, step = (OnnxReference.open(self.file(name), lifted=True) for name in ("prefill", "step"))
+            moves.append(
+                self._moved_by(self.stepped(prefill, step), lambda case: small(case) and unpadded_target(case))
+            )
+        return max(moves)
 
     def _lifted(self, both: bool) -> Runtime | None:
         """The file in float64, or its halves one after the other; None where it cannot be loaded."""
@@ -139,23 +149,23 @@ class Subject:
         except Exception:
             return None
 
-    def _moved_by(self, runtime: Runtime | None) -> float:
+    def _moved_by(self, runtime: Runtime | None, takes: Callable[[Case], bool] | None = None) -> float:
         if runtime is None:
             return math.inf
         runtime = self.wrap(runtime) if self.wrap else runtime
-        plan, honest = self.exported.plan(self.graph), self.exported.expected(self.graph)
+        pairs = zip(self.exported.plan(self.graph), self.exported.expected(self.graph), strict=True)
+        chosen = [(case, outputs) for case, outputs in pairs if takes is None or takes(case)]
         worst = 0.0
         try:
-            results = run_all(runtime, [case.inputs for case in plan])
+            results = run_all(runtime, [case.inputs for case, _ in chosen])
         except Exception:
             return math.inf
-        for outputs, expected in zip(results, honest, strict=True):
+        for outputs, (_, expected) in zip(results, chosen, strict=True):
             if isinstance(outputs, Exception):
                 return math.inf
             wanted = {name: array for name, array in outputs.items() if name in expected}
             for comparison in compare_case(self.contract.lifted(), wanted, expected):
-                noise = comparison.noise or math.inf
-                worst = max(worst, math.inf if noise != noise else comparison.max_abs_error / noise)
+                worst = max(worst, _in_noises(comparison))
         return worst
 
 
@@ -166,6 +176,13 @@ def collect_less() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _in_noises(comparison: Comparison) -> float:
+    """How large the error is; infinite where there is no number to compare, or an id is another."""
+    if math.isinf(comparison.ratio) or math.isnan(comparison.noise):
+        return math.inf
+    return comparison.max_abs_error / (comparison.noise or math.inf)
 
 
 def _distance(faulty: Mapping[str, Expected], honest: Mapping[str, Expected]) -> float:

@@ -90,10 +90,21 @@ def test_hypotheses_share_the_memory_of_their_sentence(batch: int, source: int, 
     agree(model, CachedDecoder(model), batch, source, target, beams)
 
 
-@pytest.mark.parametrize(("batch", "source", "target"), [(1, 1, 1), (2, 7, 5), (3, 2, 20)])
-def test_a_decoder_for_one_row_a_sentence_computes_the_same(batch: int, source: int, target: int) -> None:
+def test_hypotheses_may_have_an_axis_of_their_own() -> None:
     model = translation(num_decoder_layers=2).double()
-    agree(model, CachedDecoder(model, beams=False), batch, source, target)
+    decoder = CachedDecoder(model)
+    src, _ = inputs(2, 5, 4)
+    _, tgt = inputs(6, 5, 4)
+    padding = paddings(2, 5)["right"]
+    with torch.no_grad():
+        cross, rows = decoder.cross(model.encode(src, padding), padding), decoder.empty(6)
+        axes = [tensor.unflatten(0, (2, 3)) for tensor in rows]
+        for position in range(4):
+            ids = tgt[:, position : position + 1]
+            expected, rows = decoder.step(ids, rows, cross, padding)
+            found, axes = decoder.step(ids.view(2, 3), axes, cross, padding)
+            for one, other in zip([found, *axes], [expected, *(t.unflatten(0, (2, 3)) for t in rows)], strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("options", [OPTIONS["norm last"], OPTIONS["norm first"], OPTIONS["no bias"]])
@@ -198,7 +209,8 @@ def test_a_missing_bias_is_zero_beside_others() -> None:
     attention.k_proj.register_parameter("bias", None)
     decoder = CachedDecoder(model)
     bias = decoder.layers[0].self_attn.in_proj_bias
-    assert bias.tolist() == [*attention.q_proj.bias.tolist(), *[0.0] * 16, *attention.v_proj.bias.tolist()]
+    scaled = attention.q_proj.bias / 2  # heads of width 4
+    assert bias.tolist() == [*scaled.tolist(), *[0.0] * 16, *attention.v_proj.bias.tolist()]
     agree(model, decoder, 2, 5, 4)
 
 
@@ -212,6 +224,8 @@ def test_only_the_fused_weights_are_copies() -> None:
         for name in (
             "self_attn.in_proj_weight",
             "self_attn.in_proj_bias",
+            "multihead_attn.q_proj_weight",
+            "multihead_attn.q_proj_bias",
             "multihead_attn.kv_proj_weight",
             "multihead_attn.kv_proj_bias",
         )

@@ -1,0 +1,60 @@
+"""The ONNX files of a bundle: each graph exported, or made of the files that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from .formats import ExportOptions
+from .graph import Graph
+from .onnx_decode import DecodeParts, prefill_model, search_model
+from .onnx_format import compose_full, finish, name_weights, save, to_onnx
+
+# Most of the time goes into exporting: what can be is made of graphs that were exported.
+MADE_OF = {
+    "full": ("encoder", "decoder"),
+    "prefill": ("encoder", "step"),
+    "greedy": ("prefill", "step"),
+    "generate": ("prefill", "step"),
+}
+
+
+def needs(graphs: Mapping[str, Graph], name: str) -> tuple[str, ...]:
+    """The graphs whose files a graph is made of: with a decoder, full is the two halves."""
+    parts = MADE_OF.get(name, ())
+    return parts if set(parts) <= set(graphs) else ()
+
+
+def export(graphs: Mapping[str, Graph], name: str, folder: Path, options: ExportOptions) -> None:
+    """Write ``<name>.onnx`` to ``folder``; files that it is made of and that are there already are used.
+
+    Raises:
+        ExportError: where a graph cannot be exported.
+        OSError: where the file cannot be written.
+    """
+    model = _made(graphs, name, folder, options.opset)
+    finish(model, graphs[name].contract, {"mytx.version": options.producer})
+    save(model, folder / f"{name}.onnx")
+
+
+def _made(graphs: Mapping[str, Graph], name: str, folder: Path, opset: int) -> ir.Model:
+    needed = needs(graphs, name)
+    if not needed:
+        return to_onnx(graphs[name], opset)
+    first, second = (_part(graphs, part, folder, opset) for part in needed)
+    if name == "full":
+        return compose_full(first, second, graphs[name].contract)
+    if name == "prefill":
+        return prefill_model(graphs, first, second, opset)
+    return search_model(DecodeParts(first, second, graphs), beams=name == "generate")
+
+
+def _part(graphs: Mapping[str, Graph], name: str, folder: Path, opset: int) -> ir.Model:
+    path = folder / f"{name}.onnx"
+    if not path.exists():
+        return _made(graphs, name, folder, opset)
+    model = ir.load(path)
+    name_weights(model, graphs[name].weights())
+    return model

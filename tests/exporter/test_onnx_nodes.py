@@ -1,0 +1,124 @@
+"""Nodes are computed no oftener than they must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from exported_models import build
+from onnx.reference import ReferenceEvaluator
+
+from mytx.exporter.onnx_decode import export_parts, search_model
+from mytx.exporter.onnx_nodes import FLOAT, INT, Nodes, tensor
+from mytx.exporter.quiet import quiet
+from mytx.models import CoupletModel, TranslationModel
+
+
+def graphs_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and those inside of it."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from graphs_in(attribute.g)
+
+
+def types_in(graph: onnx.GraphProto) -> list[str]:
+    return [node.op_type for node in graph.node]
+
+
+@pytest.fixture(scope="module")
+def nested() -> onnx.ModelProto:
+    """Two rounds of three rounds: total += exp(x) * (outer + 1), and once -x where the total is below 0."""
+    op = Nodes()
+    x = tensor("x", FLOAT, 0)
+
+    def outer(op: Nodes, state: dict[str, ir.Value]) -> tuple[ir.Value, dict[str, ir.Value]]:
+        count = op("Add", state["count"], op.constant(1))
+
+        def inner(op: Nodes, carried: dict[str, ir.Value]) -> tuple[ir.Value, dict[str, ir.Value]]:
+            factor = op("Cast", count, to=FLOAT)
+            total = op("Add", carried["total"], op("Mul", op("Exp", x), factor))
+            low = op("Less", total, op.constant(0, np.float32))
+            (total,) = op.choose("low", low, lambda op: [op("Neg", x)], lambda op: [total])
+            return op.constant(True, np.bool_), {"total": total}
+
+        kinds = {"total": (FLOAT, 0)}
+        after = op.loop("inner", op.constant(3), {"total": state["total"]}, kinds, inner)
+        return op.constant(True, np.bool_), {"count": count, **after}
+
+    start = {"count": op.constant(0), "total": op.constant(0, np.float32)}
+    end = op.loop("outer", op.constant(2), start, {"count": (INT, 0), "total": (FLOAT, 0)}, outer)
+    result = op("Identity", end["total"])
+    result.name, result.type, result.shape = "y", ir.TensorType(FLOAT), ir.Shape([])
+    graph = ir.Graph([x], [result], nodes=op.list, opset_imports={"": 18}, name="nested")
+    model = ir.to_proto(ir.Model(graph, ir_version=8))
+    onnx.checker.check_model(model)
+    return model
+
+
+def test_a_node_goes_to_the_outermost_loop_that_knows_its_inputs(nested: onnx.ModelProto) -> None:
+    _, outer, inner, *branches = graphs_in(nested.graph)
+    assert {"Exp", "Cast", "Add", "Mul"} <= set(types_in(outer))
+    assert set(types_in(inner)) == {"Add", "Less", "If", "Identity"}
+    assert ["Neg"] in [types_in(branch) for branch in branches]
+
+
+def test_what_was_moved_computes_the_same(nested: onnx.ModelProto) -> None:
+    session = onnxruntime.InferenceSession(nested.SerializeToString())
+    x = np.array(0.5, np.float32)
+    expected = np.exp(x) * 9
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(ReferenceEvaluator(nested).run(None, {"x": x})[0], expected, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def search(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], onnx.ModelProto]:
+    model = build("translation")
+    assert isinstance(model, TranslationModel | CoupletModel)
+    with quiet():
+        parts = export_parts(model)
+    folder: Path = tmp_path_factory.mktemp("search")
+    for beams in (False, True):
+        ir.save(search_model(parts, beams=beams), folder / f"{beams}.onnx")
+    return lambda beams: onnx.load(folder / f"{beams}.onnx")
+
+
+@pytest.mark.parametrize("beams", [False, True], ids=["greedy", "beams"])
+def test_a_step_of_a_search_computes_nothing_that_is_the_same_in_all(
+    beams: bool, search: Callable[[bool], onnx.ModelProto]
+) -> None:
+    steps = next(graph for graph in graphs_in(search(beams).graph) if graph.name == "steps")
+    varying = {value.name for value in steps.input}
+    for node in steps.node:
+        inside = {
+            name
+            for attribute in node.attribute
+            for inner in graphs_in(attribute.g)
+            for n in inner.node
+            for name in n.input
+        }
+        assert varying & {*node.input, *inside} or node.op_type == "Identity", f"{node.name} ({node.op_type})"
+        varying.update(node.output)
+
+
+@pytest.mark.parametrize("beams", [False, True], ids=["greedy", "beams"])
+def test_weights_of_products_are_constants_of_the_loop_around(
+    beams: bool, search: Callable[[bool], onnx.ModelProto]
+) -> None:
+    """Where onnxruntime packs them."""
+    model = search(beams)
+    _, phases, steps, *_ = graphs_in(model.graph)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    computed = {name for node in phases.node for name in node.output}
+    products = [node for node in steps.node if node.op_type == "Gemm"]
+    assert len(products) > 6
+    for node in products:
+        assert node.input[1] in computed
+        assert node.input[1] not in weights
+    assert not any(graph.initializer for graph in (phases, steps))
