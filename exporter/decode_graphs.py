@@ -110,7 +110,7 @@ def _numbers(model: TranslationModel | CoupletModel) -> tuple[TensorSpec, ...]:
     """What a search can be told; in the order of :class:`mytx.models.Generator`, and with its defaults."""
     positions, most = model.config.max_length, max(1, model.config.tgt_vocab_size // 2)
     rows = (
-        ("max_length", "int64", min(DEFAULT_MAX_LENGTH, positions), positions, f"steps, 1 to {positions}, with the end"),
+        ("max_length", "int64", min(DEFAULT_MAX_LENGTH, positions), positions, f"steps, 1 to {positions}"),
         ("min_length", "int64", 0, 0, "tokens before the end is allowed, 0 to max_length"),
         ("num_beams", "int64", 1, most, f"beams, 1 to {most}"),
         ("length_penalty", "float32", 1.0, 0, "0 or more: scores are divided by length ** length_penalty"),

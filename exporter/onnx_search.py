@@ -55,12 +55,13 @@ def add_search(
     fixed = ("alive", "padding", *(f"cross_{i}" for i in sizes.caches))  # during a phase
     final = tuple(f"final_{name}" for name in FOUND)
     carried = [name for name in kinds if name not in (*fixed, *final)]
+    trips = op.scalar(wishes.longest)
 
     def phase(op: Nodes, state: dict[str, ir.Value]) -> tuple[ir.Value, dict[str, ir.Value]]:
         """Steps until a sentence is done; then it leaves."""
         before = op("Sub", op.size(state["history"], 2), op.constant([1]))
         short = op("Less", before, wishes.shortest)
-        trips = op("Sub", op("Where", short, wishes.shortest, wishes.longest), before)
+        stop = op("Add", op("Where", short, wishes.shortest, wishes.longest), op.constant([1]))
         given = {f"cross_{sizes.name(i)}": state[f"cross_{i}"] for i in sizes.caches}
         given |= {"src_key_padding_mask": state["padding"], BIAS: op("Where", short, never, bias)}
 
@@ -68,9 +69,12 @@ def add_search(
             past = {f"past_{sizes.name(i)}": inner[f"past_{i}"] for i in sizes.caches}
             logits, *grown = step.inline(op, {**given, **past, "tgt": inner["token"]}, initializers)
             make = beam_round if beams else greedy_round
-            return make(op, sizes, wishes, {**state, **inner}, logits, grown)
+            going, results = make(op, sizes, wishes, {**state, **inner}, logits, grown)
+            # Not by the number of rounds: OpenVINO keeps that of the first phase for all.
+            more = op.scalar(op("Less", op.size(results["history"], 2), stop))
+            return op("And", going, more), results
 
-        after = op.loop("steps", op.scalar(trips), {name: state[name] for name in carried}, kinds, one_step)
+        after = op.loop("steps", trips, {name: state[name] for name in carried}, kinds, one_step)
         found = {name: after[name] for name in (*FOUND, "done")} if beams else _found(op, sizes, wishes, after)
         leaving, staying = (op("NonZero", which) for which in (found["done"], op("Not", found["done"])))
         leaving = op("Transpose", leaving)  # [F, 1]
@@ -85,7 +89,7 @@ def add_search(
         return op("Greater", op.scalar(op.size(left, 0)), op.constant(0)), following
 
     some = op("Greater", op.scalar(op.size(first["padding"], 0)), op.constant(0))
-    end = op.loop("phases", op.scalar(wishes.longest), first, kinds, phase, some)
+    end = op.loop("phases", trips, first, kinds, phase, some)
     tokens, lengths, scores = (end[name] for name in final)
     if beams:
         scores, order = op.many(2, "TopK", scores, wishes.results, axis=1)

@@ -92,6 +92,7 @@ def prove(
                 release_memory()
         stored[name] = select(plan, references, BUNDLE_LIMIT // len(graphs))
         del references, measure
+        release_memory(cycles=False)
     return ParityReport(tuple(reports)), stored
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .compare import Expected
 from .graph import Graph
+from .memory import release_memory
 from .plan import Case, SameAs
 
 Array = NDArray[np.float64]
@@ -40,6 +41,7 @@ def compute_references(model: nn.Module, graph: Graph, plan: Sequence[Case]) -> 
     with threads_for(model):
         with in_float64(model):
             references = [_run(graph, case, Tensor.double) for case in plan]
+        release_memory(cycles=False)
         plain = [_errors(graph, case, values, lambda x: x) for case, values in zip(plan, references, strict=True)]
         noise = np.maximum(plain, _jittered_errors(model, graph, plan, references, range(JITTERED_RUNS)))
     own = iter(zip(references, noise, strict=True))

@@ -54,7 +54,7 @@ def test_what_is_exported_is_what_the_format_can_hold() -> None:
 def test_a_format_that_cannot_hold_a_graph_says_so(
     command: str, component: str, words: list[str], run: Run, saved: Path, tmp_path: Path
 ) -> None:
-    assert_refused(run(command, saved, "-o", tmp_path / "out", "--component", component), *words)
+    assert_refused(run(command, saved, "-q", "-o", tmp_path / "out", "--component", component), *words)
     assert names(tmp_path) == []
 
 
