@@ -74,8 +74,10 @@ def onnx(**options: Any) -> int:
     """Export CHECKPOINT to ONNX and verify the files in onnxruntime.
 
     CHECKPOINT is a .pt, .pkl or .safetensors file with a state dict, or a folder that save_model wrote; without one,
-    the demo model that comes with mytx is exported. OUTPUT gets encoder.onnx, decoder.onnx and full.onnx, moved there
-    only when they are complete and equal to PyTorch; a bundle that is not goes to OUTPUT.failed.
+    the demo model that comes with mytx is exported. OUTPUT gets encoder.onnx, decoder.onnx and full.onnx; for a model
+    on ids also a whole decode in one file, greedy.onnx and generate.onnx, and a cached step, prefill.onnx and
+    step.onnx. They are moved there only when they are complete and equal to PyTorch; a bundle that is not goes to
+    OUTPUT.failed.
 
     \b
     Examples:
@@ -90,8 +92,8 @@ def onnx(**options: Any) -> int:
 def torchscript(**options: Any) -> int:
     """Export CHECKPOINT to TorchScript, for libtorch, and verify the files.
 
-    OUTPUT gets encoder.ts.pt, decoder.ts.pt and full.ts.pt: scripted, not traced, and frozen; every mask may be left
-    out. CHECKPOINT and OUTPUT are as for `mytx-export onnx`. PyTorch has deprecated TorchScript: see `mytx-export
+    OUTPUT gets encoder.ts.pt, decoder.ts.pt and full.ts.pt, and generate.ts.pt with the whole decode: scripted, not
+    traced, and frozen; every mask may be left out. CHECKPOINT and OUTPUT are as for `mytx-export onnx`. PyTorch has deprecated TorchScript: see `mytx-export
     pt2`. To open such a file can run code, so open only files that you trust.
 
     \b

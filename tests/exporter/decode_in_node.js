@@ -18,7 +18,7 @@ async function main() {
       src_key_padding_mask: tensor('bool', Uint8Array.from(mask.flat().map(Number)), dims),
     };
     for (const [name, value] of Object.entries(numbers)) {
-      if (!session.inputNames.includes(name)) continue;  // bindings take no input that has a default
+      if (!session.inputNames.includes(name)) continue;  // greedy takes fewer
       given[name] = name === 'length_penalty' ? tensor('float32', Float32Array.from([value]), []) : ids([value], []);
     }
     const found = await session.run(given);
