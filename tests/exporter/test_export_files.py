@@ -79,7 +79,7 @@ def test_two_jobs_write_the_same_graphs_that_decode(tmp_path: Path) -> None:
     model = build("couplet")
     for jobs in (1, 2):
         said = write(model, tmp_path / f"{jobs}", jobs, chosen=list(graphs_of(model)))
-    assert said[0] == "Exporting decoder.onnx, encoder.onnx"
+    assert said[0] == "Exporting decoder.onnx, encoder.onnx, step.onnx"
     assert len(names(tmp_path / "1")) == 7
     assert names(tmp_path / "1") == names(tmp_path / "2")
     for file in names(tmp_path / "1"):
