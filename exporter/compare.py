@@ -124,6 +124,8 @@ def compare_values(output: str, actual: Array, expected: Expected, factor: float
     reference, noise = expected.values.ravel(), expected.noise
     if actual.shape != expected.full_shape:
         return _failed(output, f"shape {list(actual.shape)}, the model gives {list(expected.full_shape)}")
+    if reference.size == 0 and expected.exact:  # every sentence ends at once: no ids are right, lengths are compared
+        return Comparison(output, 0.0, 0.0, 0.0, PASS)
     if reference.size == 0:
         return _failed(output, "there is nothing to compare: the output is empty")
     if not np.isfinite(reference).all():

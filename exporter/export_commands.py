@@ -93,8 +93,8 @@ def torchscript(**options: Any) -> int:
     """Export CHECKPOINT to TorchScript, for libtorch, and verify the files.
 
     OUTPUT gets encoder.ts.pt, decoder.ts.pt and full.ts.pt, and generate.ts.pt with the whole decode: scripted, not
-    traced, and frozen; every mask may be left out. CHECKPOINT and OUTPUT are as for `mytx-export onnx`. PyTorch has deprecated TorchScript: see `mytx-export
-    pt2`. To open such a file can run code, so open only files that you trust.
+    traced, and frozen; every mask may be left out. CHECKPOINT and OUTPUT are as for `mytx-export onnx`. PyTorch has
+    deprecated TorchScript: see `mytx-export pt2`. To open such a file can run code, so open only files that you trust.
 
     \b
     Example:

@@ -127,3 +127,11 @@ def test_nan_in_a_tied_sentence_is_not_seen_but_elsewhere_it_fails() -> None:
         actual = np.array([[-1.0], [-2.0]], dtype=np.float32)
         actual[place] = np.nan
         assert compare_values("scores", actual, scores).verdict == verdict
+
+
+def test_no_ids_at_all_are_right_where_every_sentence_ends_at_once() -> None:
+    none = np.zeros((2, 1, 0))
+    expected = Expected(none, 0.0, exact=True, pad=0)
+    assert compare_values("tokens", none.astype(np.int64), expected).verdict == PASS
+    assert compare_values("tokens", np.ones((2, 1, 1), np.int64), expected).verdict == FAIL
+    assert compare_values("memory", none, Expected(none, 0.0)).verdict == FAIL
