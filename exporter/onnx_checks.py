@@ -12,7 +12,7 @@ from .plan import Array, Case
 from .report import Finding
 from .runtimes import OnnxRuntime, RuntimeOptions
 from .verify import Run, small, small_shape
-from .weights import check_weights
+from .weights import check_weights, weight_findings
 
 # As it comes, and then on one thread and at each level of optimisation: a fault of the optimiser and one of the
 # exporter look different, and some faults need two threads.
@@ -31,19 +31,15 @@ def check(path: Path) -> None:
 
 def runs(verbose: bool = False) -> list[Run]:
     """The ways to run an ONNX file; the last one, lifted to float64, is the check of structure."""
-    found = []
-    for number, options in enumerate(OPTIONS):
-        takes = few if number else every
-        options = replace(options, verbose=verbose)
-        found.append(Run(OnnxRuntime.label(options), partial(OnnxRuntime.open, options=options), takes=takes))
-    found.append(Run("onnx.reference", OnnxReference.open, takes=small_shape))
+    options = [replace(options, verbose=verbose) for options in OPTIONS]
+    first, *others = (Run(OnnxRuntime.label(each), partial(OnnxRuntime.open, options=each)) for each in options)
     lifted = partial(OnnxReference.open, lifted=True)
-    return [*found, Run("onnx.reference, float64", lifted, takes=small, lifted=True)]
-
-
-def every(case: Case) -> bool:
-    """Whether onnxruntime as it comes is asked for a case."""
-    return True
+    return [
+        first,
+        *(replace(run, takes=few) for run in others),
+        Run("onnx.reference", OnnxReference.open, takes=small_shape),
+        Run("onnx.reference, float64", lifted, takes=small, lifted=True),
+    ]
 
 
 def few(case: Case) -> bool:
@@ -53,7 +49,4 @@ def few(case: Case) -> bool:
 
 def find_weights(path: Path, weights: Mapping[str, Array]) -> list[Finding]:
     """What is wrong with the weights of the file: check 1."""
-    try:
-        return [Finding("weights", message) for message in check_weights(path, weights)]
-    except Exception as error:  # a file that is damaged, or whose weights are in another that is missing
-        return [Finding("weights", f"{path.name} cannot be read: {' '.join(str(error).split())}")]
+    return weight_findings(path, lambda: check_weights(path, weights))

@@ -16,7 +16,6 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from .contract import Axis, Contract, TensorSpec
-from .errors import BundleError, first_line
 from .formats import FORMATS, ExportOptions
 from .graph import Graph
 from .plan import Array
@@ -24,10 +23,19 @@ from .program import export_program
 from .quiet import quiet
 from .report import Finding
 from .runtimes import Description
-from .torch_archive import AGAIN, check_program
-from .torch_runtime import PREFIX, TorchRuntime, contract_in, describe_file, is_weight, state_dict_names, with_aliases
+from .torch_archive import check_program
+from .torch_runtime import (
+    PREFIX,
+    TorchRuntime,
+    contract_in,
+    describe_file,
+    is_weight,
+    opened,
+    state_dict_names,
+    with_aliases,
+)
 from .verify import Run, small
-from .weights import compare_weights
+from .weights import compare_weights, weight_findings
 
 Dimensions = tuple[str | int, ...]
 
@@ -102,12 +110,8 @@ def load(path: Path) -> ExportedProgram:
     Raises:
         BundleError: where it is no such program, is damaged, or holds Python.
     """
-    check_program(path)
-    try:
-        with quiet():
-            return torch.export.load(path)
-    except Exception as error:  # what a damaged file makes of the reader is not to be foreseen
-        raise BundleError(f"{path} is damaged: {first_line(error)}", AGAIN) from error
+    program: ExportedProgram = opened(path, check_program, torch.export.load)
+    return program
 
 
 def check(path: Path) -> None:
@@ -126,22 +130,20 @@ def runs(verbose: bool = False) -> list[Run]:
 
 def find_weights(path: Path, weights: Mapping[str, Array]) -> list[Finding]:
     """What is wrong with the weights of the file: check 1."""
-    try:
-        program = load(path)
-        signature = program.graph_signature
-        names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        read = {names[node.name] for node in program.graph.nodes if node.name in names and node.users}
-        state = program.state_dict
-        read = with_aliases(read, state)
-        problems = compare_weights(state_dict_names(state), {name.removeprefix(PREFIX) for name in read}, weights)
-        problems += [
-            f"{name.removeprefix(PREFIX)} is in the file, but the model has no such weight"
-            for name, constant in program.constants.items()
-            if name not in state and is_weight(constant)
-        ]
-    except Exception as error:
-        problems = [f"{path.name} cannot be read: {' '.join(str(error).split())}"]
-    return [Finding("weights", problem) for problem in problems]
+    return weight_findings(path, lambda: _weight_problems(load(path), weights))
+
+
+def _weight_problems(program: ExportedProgram, weights: Mapping[str, Array]) -> list[str]:
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    state = program.state_dict
+    read = with_aliases({names[node.name] for node in program.graph.nodes if node.name in names and node.users}, state)
+    problems = compare_weights(state_dict_names(state), {name.removeprefix(PREFIX) for name in read}, weights)
+    return problems + [
+        f"{name.removeprefix(PREFIX)} is in the file, but the model has no such weight"
+        for name, constant in program.constants.items()
+        if name not in state and is_weight(constant)
+    ]
 
 
 # --- dimensions ------------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from .contract import Contract
-from .errors import BundleError, OptionError
+from .errors import BundleError, OptionError, first_line
 from .plan import Array
+from .quiet import quiet
 from .torch_archive import AGAIN, EXTRA, read_record
 from .weights import CONSTANT_LIMIT
 
@@ -35,6 +36,20 @@ def contract_in(path: Path) -> Contract | None:
         return None if record is None else Contract.from_dict(json.loads(record)["contract"])
     except (ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{path} is damaged: its record extra/{EXTRA} holds no contract", AGAIN) from error
+
+
+def opened(path: Path, check: Callable[[Path], None], read: Callable[[Path], Any]) -> Any:
+    """What ``read`` makes of the file at ``path``, which has passed ``check``.
+
+    Raises:
+        BundleError: as ``check``, and where the file is damaged.
+    """
+    check(path)
+    try:
+        with quiet():
+            return read(path)
+    except Exception as error:  # what a damaged file makes of the reader is not to be foreseen
+        raise BundleError(f"{path} is damaged: {first_line(error)}", AGAIN) from error
 
 
 class TorchRuntime:

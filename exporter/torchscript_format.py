@@ -19,17 +19,25 @@ from typing import Any
 
 import torch
 
-from .errors import BundleError, ExportError, first_line
+from .errors import ExportError, first_line
 from .formats import FORMATS, ExportOptions
 from .graph import Graph
 from .plan import Array
-from .quiet import quiet
 from .report import Finding
 from .runtimes import Description
-from .torch_archive import AGAIN, check_script
-from .torch_runtime import PREFIX, TorchRuntime, contract_in, describe_file, is_weight, state_dict_names, with_aliases
+from .torch_archive import check_script
+from .torch_runtime import (
+    PREFIX,
+    TorchRuntime,
+    contract_in,
+    describe_file,
+    is_weight,
+    opened,
+    state_dict_names,
+    with_aliases,
+)
 from .verify import Run, small
-from .weights import compare_weights
+from .weights import compare_weights, weight_findings
 
 # Source lines with the paths of the machine that the file was made on; nothing needs them.
 DEBUG = ".debug_pkl"
@@ -107,12 +115,8 @@ def load(path: Path) -> torch.jit.ScriptModule:
     Raises:
         BundleError: where it is no TorchScript, or is damaged.
     """
-    check_script(path)
-    try:
-        with quiet():
-            return torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
-    except Exception as error:  # what a damaged file makes of the reader is not to be foreseen
-        raise BundleError(f"{path} is damaged: {first_line(error)}", AGAIN) from error
+    module: torch.jit.ScriptModule = opened(path, check_script, partial(torch.jit.load, map_location="cpu"))
+    return module
 
 
 def check(path: Path) -> None:
@@ -131,17 +135,17 @@ def runs(verbose: bool = False) -> list[Run]:
 
 def find_weights(path: Path, weights: Mapping[str, Array]) -> list[Finding]:
     """What is wrong with the weights of the file: check 1."""
-    try:
-        module = load(path)
-        state = module.state_dict()
-        graph: Any = module.inlined_graph
-        read = with_aliases({_name(node) for node in graph.findAllNodes("prim::GetAttr") if _is_read(node)}, state)
-        problems = compare_weights(state_dict_names(state), {name.removeprefix(PREFIX) for name in read}, weights)
-        if any(is_weight(node.output().toIValue()) for node in graph.findAllNodes("prim::Constant")):
-            problems.append("the graph holds a constant of the size of a weight, but the model has no such weight")
-    except Exception as error:
-        problems = [f"{path.name} cannot be read: {' '.join(str(error).split())}"]
-    return [Finding("weights", problem) for problem in problems]
+    return weight_findings(path, lambda: _weight_problems(load(path), weights))
+
+
+def _weight_problems(module: torch.jit.ScriptModule, weights: Mapping[str, Array]) -> list[str]:
+    state = module.state_dict()
+    graph: Any = module.inlined_graph
+    read = with_aliases({_name(node) for node in graph.findAllNodes("prim::GetAttr") if _is_read(node)}, state)
+    problems = compare_weights(state_dict_names(state), {name.removeprefix(PREFIX) for name in read}, weights)
+    if any(is_weight(node.output().toIValue()) for node in graph.findAllNodes("prim::Constant")):
+        problems.append("the graph holds a constant of the size of a weight, but the model has no such weight")
+    return problems
 
 
 def _is_read(node: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +10,23 @@ import onnx
 
 from .onnx_stream import read_model, read_values
 from .plan import Array
+from .report import Finding
 
 # A float constant with more values than this is a weight that the model does not have.
 CONSTANT_LIMIT = 16
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+
+
+def weight_findings(path: Path, look: Callable[[], list[str]]) -> list[Finding]:
+    """What ``look`` says is wrong with the weights of the file at ``path``, for the report.
+
+    A file that cannot be read, being damaged or without the one that its weights are in, is wrong, too.
+    """
+    try:
+        problems = look()
+    except Exception as error:  # what a damaged file makes of its reader is not to be foreseen
+        problems = [f"{path.name} cannot be read: {' '.join(str(error).split())}"]
+    return [Finding("weights", problem) for problem in problems]
 
 
 def check_weights(path: Path, expected: Mapping[str, Array]) -> list[str]:

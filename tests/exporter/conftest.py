@@ -9,6 +9,9 @@ import pytest
 from cli_support import Result, run_here, save_folder, save_pt, use_exports
 from exported_models import Exported
 
+from bundles import tiny_model
+from mytx.models import save_model
+
 
 @pytest.fixture(scope="session")
 def couplet(exports: Callable[[str], Exported]) -> Exported:
@@ -20,6 +23,14 @@ def couplet(exports: Callable[[str], Exported]) -> Exported:
 def folder(couplet: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model on ids as ``save_model`` writes it."""
     return save_folder(couplet, tmp_path_factory.mktemp("couplet") / "saved")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of ``bundles`` as ``save_model`` writes it."""
+    folder = tmp_path_factory.mktemp("model") / "saved"
+    save_model(tiny_model(), folder)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -16,17 +16,8 @@ from mytx.exporter.contract import CACHED, GRAPHS, SEARCHES
 from mytx.exporter.errors import OptionError
 from mytx.exporter.graphs import graphs_of
 from mytx.exporter.pipeline import choose
-from mytx.models import save_model
 
 Run = Callable[..., Result]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model of the bundle as ``save_model`` writes it."""
-    folder = tmp_path_factory.mktemp("model") / "saved"
-    save_model(tiny_model(), folder)
-    return folder
 
 
 # --- which graphs there are ------------------------------------------------------------------------------------------

@@ -21,16 +21,8 @@ from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
 from mytx.exporter import export_bundle, onnx_files, onnx_format, open_bundle
 from mytx.exporter.contract import GRAPHS, SEARCHES, Contract
 from mytx.exporter.formats import FORMATS
-from mytx.models import save_model
 
 Run = Callable[..., Result]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "saved"
-    save_model(tiny_model(), folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

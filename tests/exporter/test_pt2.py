@@ -19,7 +19,17 @@ import torch
 from exported_models import KINDS, shaken, translation
 from planting_code import Changes, Touch, plants
 from torch import Tensor, nn
-from torch_files import Proven, TorchFiles, assert_passed, assert_untouched, found, messages, proven, repack, state
+from torch_files import (
+    Proven,
+    TorchFiles,
+    assert_passed,
+    assert_untouched,
+    files_in,
+    found,
+    messages,
+    repack,
+    state,
+)
 
 from mytx.exporter import pt2_format
 from mytx.exporter.errors import BundleError, ExportError, OptionError
@@ -36,14 +46,7 @@ from mytx.transformer import MyTransformerEncoderLayer
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TorchFiles]:
-    made: dict[str, TorchFiles] = {}
-
-    def get(kind: str) -> TorchFiles:
-        if kind not in made:
-            made[kind] = TorchFiles(proven(kind), "pt2", tmp_path_factory.mktemp("pt2"))
-        return made[kind]
-
-    return get
+    return files_in("pt2", tmp_path_factory)
 
 
 @pytest.fixture

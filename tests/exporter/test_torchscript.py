@@ -14,7 +14,17 @@ import pytest
 import torch
 from exported_models import KINDS, shaken, translation
 from torch import Tensor
-from torch_files import Proven, TorchFiles, assert_passed, assert_untouched, found, messages, proven, repack, state
+from torch_files import (
+    Proven,
+    TorchFiles,
+    assert_passed,
+    assert_untouched,
+    files_in,
+    found,
+    messages,
+    repack,
+    state,
+)
 
 from mytx.exporter import torchscript_format
 from mytx.exporter.errors import BundleError, ExportError, OptionError
@@ -28,14 +38,7 @@ from mytx.transformer import MyTransformerEncoderLayer
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TorchFiles]:
-    made: dict[str, TorchFiles] = {}
-
-    def get(kind: str) -> TorchFiles:
-        if kind not in made:
-            made[kind] = TorchFiles(proven(kind), "torchscript", tmp_path_factory.mktemp("ts"))
-        return made[kind]
-
-    return get
+    return files_in("torchscript", tmp_path_factory)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from exported_models import KINDS, build, plain
 from planting import checks
@@ -18,6 +19,7 @@ from mytx.exporter.formats import FORMATS, ExportOptions
 from mytx.exporter.graphs import graphs_of
 from mytx.exporter.identities import whole_plan
 from mytx.exporter.plan import Case, optional_cases
+from mytx.exporter.proving import contract_in
 from mytx.exporter.quiet import quiet
 from mytx.exporter.reference import compute_references
 from mytx.exporter.report import GraphReport
@@ -52,8 +54,7 @@ class TorchFiles:
         self.folder = folder
 
     def contract(self, name: str) -> Contract:
-        graph = self.proven.graphs[name]
-        return graph.flexible if self.known.flexible else graph.contract
+        return contract_in(self.known, self.proven.graphs[name])
 
     def path(self, name: str) -> Path:
         """The file of a graph, exported when it is first asked for."""
@@ -82,6 +83,11 @@ class TorchFiles:
             format_name=known.name,
             found=known.load_checker().find_weights(here, self.weights(name)),
         )
+
+
+def files_in(format_name: str, folders: pytest.TempPathFactory) -> Callable[[str], TorchFiles]:
+    """For a kind of model its files in a format, each kind in a folder of its own."""
+    return cache(lambda kind: TorchFiles(proven(kind), format_name, folders.mktemp(format_name)))
 
 
 @cache
