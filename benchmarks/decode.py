@@ -33,29 +33,25 @@ from benchmarks.decode_engines import (
     has_optimum,
     mytx_engine,
     optimum_engine,
-    padded,
     plain_engine,
 )
+from mytx.exporter.benching import STREAMED, read_memory
+from mytx.exporter.generating import padded
+from mytx.exporter.graphs import graphs_of
 from mytx.models import Generator, Vocabulary, build_preset, demo_folder, find_vocab, load_model
 from mytx.models.sequence import SequenceModel
 
 BATCHES = {1: (1, 16), 4: (1, 8)}  # by beams, where no batch is asked for
 NEVER = -1e4  # a bias of the end token: it is not chosen
 ENDING = 0.05  # of steps, where sentences are to end at very different ones
-STREAMED = 64 * 2**20  # floats, more than any cache holds
 
 
 def decoded_bytes(model: SequenceModel) -> int:
-    """The weights that a step of one sentence has to read, in bytes: all of the decoder but embeddings and the
-    projections of the memory.
+    """The weights that a step of one sentence has to read, in bytes: all of its graph's but tables of embeddings and
+    positions, of which it reads rows.
     """
-    state = model.state_dict()
-    names = [name for name in state if name.startswith(("my_transformer.decoder.", "classification."))]
-    return sum(
-        state[name].numel() * 4
-        for name in names
-        if "multihead_attn.k_proj" not in name and "multihead_attn.v_proj" not in name
-    )
+    weights = graphs_of(model)["step"].weights()
+    return sum(tensor.nbytes for name, tensor in weights.items() if "embedding." not in name)
 
 
 def take_turns(tasks: Mapping[str, Callable[[], Any]], runs: int) -> tuple[dict[str, float], dict[str, Any]]:
@@ -77,13 +73,12 @@ def measure(
     tasks: dict[str, Callable[[], Any]] = {
         name: lambda engine=engine: engine(sources, beams, steps) for name, engine in engines.items()
     }
-    streamed = torch.ones(STREAMED)
-    torch.set_num_threads(threads)
-    tasks["read"] = streamed.sum
+    memory = np.ones(STREAMED // 4, np.float32)
+    tasks["read"] = lambda: read_memory(memory, threads)
     seconds, results = take_turns(tasks, runs)
     ours = results["mytx"]
     longest = max(map(len, ours))
-    bandwidth = STREAMED * 4 / seconds.pop("read")
+    bandwidth = memory.nbytes / seconds.pop("read")
     row: dict[str, Any] = {
         "threads": threads,
         "batch": len(sources),
@@ -114,8 +109,7 @@ def end_at_random(model: SequenceModel, sources: Ids, steps: int) -> None:
     config = model.config
     bias, weight = model.classification.bias.data, model.classification.weight.data
     bias[config.eos_id] = NEVER
-    given = padded(sources, config.pad_id)
-    src, padding = (torch.from_numpy(given[name]) for name in ("src", "src_key_padding_mask"))
+    src, padding = map(torch.from_numpy, padded(sources, config.pad_id))
     tokens, _, _ = Generator(model)(src, padding, max_length=steps)
     weight[config.eos_id] *= 4  # far apart from step to step
     bias[config.eos_id] = 0

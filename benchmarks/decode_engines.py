@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import onnxruntime
 import torch
 
 from benchmarks.ct2_model import open_ct2, save_ct2, translate_ct2
-from mytx.exporter import onnx_format
+from mytx.exporter import onnx_files
+from mytx.exporter.formats import ExportOptions
+from mytx.exporter.generating import GraphSearch, SearchOptions, padded, rows_of
 from mytx.exporter.graphs import graphs_of
-from mytx.exporter.onnx_decode import export_parts, search_model
 from mytx.exporter.quiet import quiet
+from mytx.exporter.runtimes import OnnxRuntime, RuntimeOptions
 from mytx.models.sequence import SequenceModel
 
 Ids = list[list[int]]
@@ -47,11 +47,9 @@ class Files:
             optimum: whether Optimum's files are needed, of an untrained model of the same size.
         """
         with quiet():
-            parts = export_parts(model)
-            for name in ["greedy", *["generate"] * beams]:
-                ir.save(search_model(parts, beams=name == "generate"), folder / f"{name}.onnx")
-            for name in ["encoder", "decoder"] * plain:
-                ir.save(onnx_format.to_onnx(graphs_of(model)[name]), folder / f"{name}.onnx")
+            names = ("encoder", *["decoder"] * plain, "step", "prefill", "greedy", *["generate"] * beams)
+            for name in names:  # the files that ship, each made of those before
+                onnx_files.export(graphs_of(model), name, folder, ExportOptions())
             save_ct2(model, folder / "ct2")
             if optimum:
                 write_optimum(model, folder / "optimum")
@@ -67,27 +65,15 @@ def open_onnx(path: Path, threads: int) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(path, options)
 
 
-def padded(sources: Sequence[Sequence[int]], pad: int) -> dict[str, np.ndarray[Any, Any]]:
-    """``src`` and ``src_key_padding_mask``."""
-    lengths = np.array([len(ids) for ids in sources])
-    mask = np.arange(lengths.max()) >= lengths[:, None]
-    src = np.full(mask.shape, pad, dtype=np.int64)
-    src[~mask] = np.concatenate([np.asarray(ids) for ids in sources])
-    return {"src": src, "src_key_padding_mask": mask}
-
-
 def mytx_engine(files: Files, threads: int, beams: bool) -> Decode:
     """Our graph in onnxruntime."""
-    session = open_onnx(files.folder / f"{'generate' if beams else 'greedy'}.onnx", threads)
-    names = {spec.name for spec in [*session.get_inputs(), *session.get_overridable_initializers()]}
-    pad = files.model.config.pad_id
+    graph = graphs_of(files.model)["generate" if beams else "greedy"]
+    session = open_onnx(files.folder / f"{graph.name}.onnx", threads)
+    search = GraphSearch(OnnxRuntime(session, RuntimeOptions(threads=threads)), graph.contract)
 
     def decode(sources: Ids, beams: int, steps: int) -> Ids:
-        numbers = {"max_length": steps, "min_length": 0, "num_beams": beams, "num_hypotheses": 1}
-        given: dict[str, Any] = {name: np.array(number) for name, number in numbers.items() if name in names}
-        given |= {**padded(sources, pad), "length_penalty": np.array(1.0, np.float32)}
-        tokens, lengths, _ = session.run(None, given)
-        return [ids[0, : length[0]].tolist() for ids, length in zip(tokens, lengths, strict=True)]
+        results = search(*padded(sources, files.model.config.pad_id), SearchOptions(beams, steps))
+        return [list(ids) for ((ids, _),) in rows_of(results)]
 
     return decode
 
@@ -108,14 +94,13 @@ def plain_engine(files: Files, threads: int) -> Decode:
     config = files.model.config
 
     def decode(sources: Ids, beams: int, steps: int) -> Ids:
-        given = padded(sources, config.pad_id)
-        (memory,) = encoder.run(None, given)
-        found = {"memory": memory, "memory_key_padding_mask": given["src_key_padding_mask"]}
-        names = {spec.name for spec in decoder.get_inputs()}
+        src, padding = padded(sources, config.pad_id)
+        (memory,) = encoder.run(None, {"src": src, "src_key_padding_mask": padding})
+        found = {"memory": memory, "memory_key_padding_mask": padding}
         tgt = np.full((len(sources), 1), config.bos_id, dtype=np.int64)
         for _ in range(steps):
-            every = {**found, "tgt": tgt, "tgt_key_padding_mask": np.zeros(tgt.shape, dtype=bool)}
-            (logits,) = decoder.run(None, {name: value for name, value in every.items() if name in names})
+            given = {**found, "tgt": tgt, "tgt_key_padding_mask": np.zeros(tgt.shape, dtype=bool)}
+            (logits,) = decoder.run(None, given)
             tgt = np.concatenate([tgt, logits[:, -1:].argmax(-1)], axis=1)
         return tgt[:, 1:].tolist()
 
@@ -172,10 +157,10 @@ def optimum_engine(files: Files, threads: int) -> Decode:
     pad = files.model.config.pad_id
 
     def decode(sources: Ids, beams: int, steps: int) -> Ids:
-        given = padded(sources, pad)
+        src, padding = padded(sources, pad)
         found = model.generate(
-            input_ids=torch.from_numpy(given["src"]),
-            attention_mask=torch.from_numpy(~given["src_key_padding_mask"]).long(),
+            input_ids=torch.from_numpy(src),
+            attention_mask=torch.from_numpy(~padding).long(),
             num_beams=beams,
             do_sample=False,
             max_new_tokens=steps,

@@ -6,47 +6,18 @@ The step is :class:`mytx.models.CachedDecoder`, exported; the search is :mod:`.o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from ..models import CoupletModel, TranslationModel
 from . import onnx_format
 from .contract import Contract, TensorSpec
 from .decode_graphs import cross_graph
 from .graph import Graph
-from .graphs import graphs_of
 from .onnx_nodes import Nodes, Part
 from .onnx_rounds import Sizes
 from .onnx_search import add_search
-
-
-@dataclass(frozen=True)
-class DecodeParts:
-    """What a search is made of.
-
-    Attributes:
-        front: from ids and padding to keys and values of the memory; what else it gives is not used.
-        step: one position further.
-        graphs: of the model, by name.
-    """
-
-    front: ir.Model
-    step: ir.Model
-    graphs: Mapping[str, Graph]
-
-
-def export_parts(model: TranslationModel | CoupletModel, opset: int = onnx_format.DEFAULT_OPSET) -> DecodeParts:
-    """Export the parts of a search with ``model``, which is in evaluation mode.
-
-    Raises:
-        ExportError: where PyTorch cannot.
-    """
-    graphs = graphs_of(model)
-    encoder, step = (onnx_format.to_onnx(graphs[name], opset) for name in ("encoder", "step"))
-    return DecodeParts(prefill_model(graphs, encoder, step, opset), step, graphs)
 
 
 def prefill_model(graphs: Mapping[str, Graph], encoder: ir.Model, step: ir.Model, opset: int) -> ir.Model:
@@ -76,25 +47,26 @@ def prefill_model(graphs: Mapping[str, Graph], encoder: ir.Model, step: ir.Model
     return model
 
 
-def search_model(parts: DecodeParts, *, beams: bool) -> ir.Model:
+def search_model(graphs: Mapping[str, Graph], front: ir.Model, step: ir.Model, *, beams: bool) -> ir.Model:
     """The ``generate`` graph, or the ``greedy`` one: the same search with one hypothesis, with less to do.
 
     All inputs mean what they mean in :class:`mytx.models.Generator`; a number that is out of range is brought into it.
 
     Args:
-        parts: exported.
+        graphs: of the model, by name.
+        front: from ids and padding to keys and values of the memory; what else it gives is not used.
+        step: one position further.
         beams: whether there can be more than one hypothesis.
     """
-    contract = parts.graphs["generate" if beams else "greedy"].contract
+    contract = graphs["generate" if beams else "greedy"].contract
     op, inputs = Nodes(), _inputs(contract)
     initializers: dict[str, ir.Value] = {}
-    front = Part(parts.front, "prefill/")
-    names = [value.name or "" for value in parts.front.graph.outputs]
-    found = dict(zip(names, front.inline(op, inputs, initializers), strict=True))
+    names = [value.name or "" for value in front.graph.outputs]
+    found = dict(zip(names, Part(front, "prefill/").inline(op, inputs, initializers), strict=True))
     cross = [value for name, value in found.items() if name.startswith("cross_")]
-    sizes = _sizes(parts.graphs["step"].contract)
-    results = add_search(op, sizes, Part(parts.step, "step/"), inputs, cross, initializers)
-    model = _model(op, contract, inputs, results, initializers, parts.front)
+    sizes = _sizes(graphs["step"].contract)
+    results = add_search(op, sizes, Part(step, "step/"), inputs, cross, initializers)
+    model = _model(op, contract, inputs, results, initializers, front)
     passes.RemoveUnusedNodesPass()(model)
     return model
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
 
 from .formats import ExportOptions
 from .graph import Graph
-from .onnx_decode import DecodeParts, prefill_model, search_model
+from .onnx_decode import prefill_model, search_model
 from .onnx_format import compose_full, finish, name_weights, save, to_onnx
 
 # Most of the time goes into exporting: what can be is made of graphs that were exported.
@@ -34,27 +35,32 @@ def export(graphs: Mapping[str, Graph], name: str, folder: Path, options: Export
         ExportError: where a graph cannot be exported.
         OSError: where the file cannot be written.
     """
-    model = _made(graphs, name, folder, options.opset)
+    model = made(graphs, name, partial(_part, graphs, folder, options.opset), options.opset)
     finish(model, graphs[name].contract, {"mytx.version": options.producer})
     save(model, folder / f"{name}.onnx")
 
 
-def _made(graphs: Mapping[str, Graph], name: str, folder: Path, opset: int) -> ir.Model:
+def made(graphs: Mapping[str, Graph], name: str, part: Callable[[str], ir.Model], opset: int) -> ir.Model:
+    """The graph ``name``: exported, or made of what ``part`` gives for each graph that it needs.
+
+    Raises:
+        ExportError: where a graph cannot be exported.
+    """
     needed = needs(graphs, name)
     if not needed:
         return to_onnx(graphs[name], opset)
-    first, second = (_part(graphs, part, folder, opset) for part in needed)
+    first, second = map(part, needed)
     if name == "full":
         return compose_full(first, second, graphs[name].contract)
     if name == "prefill":
         return prefill_model(graphs, first, second, opset)
-    return search_model(DecodeParts(first, second, graphs), beams=name == "generate")
+    return search_model(graphs, first, second, beams=name == "generate")
 
 
-def _part(graphs: Mapping[str, Graph], name: str, folder: Path, opset: int) -> ir.Model:
+def _part(graphs: Mapping[str, Graph], folder: Path, opset: int, name: str) -> ir.Model:
     path = folder / f"{name}.onnx"
     if not path.exists():
-        return _made(graphs, name, folder, opset)
+        return made(graphs, name, partial(_part, graphs, folder, opset), opset)
     model = ir.load(path)
     name_weights(model, graphs[name].weights())
     return model

@@ -16,7 +16,6 @@ from mytx.exporter.formats import FORMATS, PLAIN
 from mytx.exporter.graph import Graph
 from mytx.exporter.graphs import graphs_of
 from mytx.exporter.identities import whole_plan
-from mytx.exporter.onnx_decode import DecodeParts, prefill_model, search_model
 from mytx.exporter.plan import Case
 from mytx.exporter.proving import weights_in
 from mytx.exporter.quiet import quiet
@@ -120,20 +119,9 @@ class Exported:
     def raw(self, name: str) -> ir.Model:
         """A graph as it is exported or composed, before the finish."""
         if name not in self._raw:
-            parts = [self.raw(part) for part in onnx_files.needs(self.every, name)]
             with quiet():
-                self._raw[name] = self._made(name, *parts)
+                self._raw[name] = onnx_files.made(self.every, name, self.raw, onnx_format.DEFAULT_OPSET)
         return self._raw[name]
-
-    def _made(self, name: str, *parts: ir.Model) -> ir.Model:
-        if not parts:
-            return onnx_format.to_onnx(self.every[name])
-        first, second = parts
-        if name == "full":
-            return onnx_format.compose_full(first, second, self.contract("full"))
-        if name == "prefill":
-            return prefill_model(self.every, first, second, onnx_format.DEFAULT_OPSET)
-        return search_model(DecodeParts(first, second, self.every), beams=name == "generate")
 
     def finished(self, name: str, producer: str = "0.0.0") -> ir.Model:
         """A graph as it is saved."""

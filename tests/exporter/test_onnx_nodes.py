@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from exported_models import build
+from exported_models import Exported
 from onnx.reference import ReferenceEvaluator
 
-from mytx.exporter.onnx_decode import export_parts, search_model
 from mytx.exporter.onnx_nodes import FLOAT, INT, Nodes, tensor
-from mytx.exporter.quiet import quiet
-from mytx.models import CoupletModel, TranslationModel
 
 
 def graphs_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -78,15 +74,8 @@ def test_what_was_moved_computes_the_same(nested: onnx.ModelProto) -> None:
 
 
 @pytest.fixture(scope="module")
-def search(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], onnx.ModelProto]:
-    model = build("translation")
-    assert isinstance(model, TranslationModel | CoupletModel)
-    with quiet():
-        parts = export_parts(model)
-    folder: Path = tmp_path_factory.mktemp("search")
-    for beams in (False, True):
-        ir.save(search_model(parts, beams=beams), folder / f"{beams}.onnx")
-    return lambda beams: onnx.load(folder / f"{beams}.onnx")
+def search(exports: Callable[[str], Exported]) -> Callable[[bool], onnx.ModelProto]:
+    return lambda beams: onnx.load(exports("translation").path("generate" if beams else "greedy"))
 
 
 @pytest.mark.parametrize("beams", [False, True], ids=["greedy", "beams"])

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 import torch
-from exported_models import build, shaken
+from exported_models import Exported, build, shaken
 
-from mytx.exporter.onnx_decode import DecodeParts, export_parts, search_model
 from mytx.exporter.onnx_reference import OnnxReference
-from mytx.exporter.quiet import quiet
 from mytx.exporter.runtimes import OnnxRuntime, RuntimeOptions
 from mytx.models import CoupletModel, Generator, TranslationModel
 
@@ -32,20 +29,13 @@ def decode(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Se
         if kind not in made:
             model = shaken(build(kind))
             assert isinstance(model, Sequences)
-            with quiet():
-                parts = export_parts(model)
-            folder = tmp_path_factory.mktemp("decode")
-            made[kind] = model, {beams: write(parts, beams, folder) for beams in (False, True)}
+            exported = Exported(model, None, tmp_path_factory.mktemp("decode"))
+            made[kind] = model, {False: exported.path("greedy"), True: exported.path("generate")}
+            for path in made[kind][1].values():
+                onnx.checker.check_model(str(path))
         return made[kind]
 
     return get
-
-
-def write(parts: DecodeParts, beams: bool, folder: Path) -> Path:
-    path = folder / f"{'generate' if beams else 'greedy'}.onnx"
-    ir.save(search_model(parts, beams=beams), path)
-    onnx.checker.check_model(str(path))
-    return path
 
 
 def inputs(model: Sequences, seed: int) -> dict[str, np.ndarray]:
