@@ -17,7 +17,7 @@ def torch_ways(
     bundle: Bundle, src: Array, padding: Array, options: SearchOptions, threads: int
 ) -> dict[tuple[str, int], Callable[[], Array]]:
     """Ways to decode, by name and beams: the whole prefix in each step, one position in each, and the search."""
-    model, _ = rebuild(bundle)
+    model = rebuild(bundle).model
     assert isinstance(model, (TranslationModel, CoupletModel))
     model.eval()
     steps, beams = options.max_length, options.num_beams

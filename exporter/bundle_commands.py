@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from .formats import FORMATS
-from .options import case_option, json_option, key_option, quiet_option, verbose_option
+from .options import case_option, json_option, key_option, model_option, quiet_option, verbose_option
 from .output import PARITY_FAILED, PASSED, show
 
 
@@ -28,6 +28,7 @@ from .output import PARITY_FAILED, PASSED, show
     help="Compute this plan's references anew, in PyTorch, from the model in the bundle.  [the stored cases]",
 )
 @case_option
+@model_option
 @click.option("--show-plan", is_flag=True, help="Print the cases, and run nothing.")
 @json_option
 @verbose_option
@@ -37,6 +38,7 @@ def verify(
     formats: tuple[str, ...],
     level: str | None,
     own: tuple[Path, ...],
+    factory: str | None,
     show_plan: bool,
     as_json: bool,
     verbose: bool,
@@ -61,7 +63,9 @@ def verify(
         show(plan_of_bundle(bundle, level=level, own=own), print_plan, as_json, quiet)
         return PASSED
     with Progress(shown=not (quiet or verbose)) as progress:
-        result = verify_bundle(bundle, formats=formats, level=level, own=own, verbose=verbose, progress=progress)
+        result = verify_bundle(
+            bundle, formats=formats, level=level, own=own, factory=factory, verbose=verbose, progress=progress
+        )
     show(result, print_check, as_json, quiet)
     return PASSED if result.passed else PARITY_FAILED
 
@@ -75,11 +79,18 @@ def verify(
     type=click.Path(path_type=Path),
     help="Folder for a minimal reproduction.  [BUNDLE-GRAPH-reproduction]",
 )
+@model_option
 @click.option("--no-reproduction", is_flag=True, help="Write none.")
 @json_option
 @quiet_option
 def locate(
-    bundle: Path, graph: str | None, output: Path | None, no_reproduction: bool, as_json: bool, quiet: bool
+    bundle: Path,
+    graph: str | None,
+    output: Path | None,
+    factory: str | None,
+    no_reproduction: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> int:
     """Find the first place where an ONNX graph in BUNDLE leaves the model, by the name of its module.
 
@@ -95,7 +106,9 @@ def locate(
     from .terminal import Progress, print_located
 
     with Progress(shown=not quiet) as progress:
-        result = locate_in_bundle(bundle, graph=graph, output=output, reproduce=not no_reproduction, progress=progress)
+        result = locate_in_bundle(
+            bundle, graph=graph, output=output, factory=factory, reproduce=not no_reproduction, progress=progress
+        )
     show(result, print_located, as_json, quiet)
     return PARITY_FAILED if result.found else PASSED
 

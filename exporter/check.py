@@ -57,6 +57,7 @@ def verify_bundle(
     formats: Sequence[str] = (),
     level: str | None = None,
     own: Sequence[Path | str] = (),
+    factory: str | None = None,
     verbose: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BundleCheck:
@@ -68,6 +69,7 @@ def verify_bundle(
             (``torchscript`` and ``pt2``): name these only where you trust the bundle's source.
         level: compute a plan's references anew instead, in PyTorch, from the model's weights in the bundle.
         own: files with cases of your own, for which the same is done.
+        factory: ``package.module:build``, to make a model that is not one of mytx's for that.
         verbose: let onnxruntime's own messages through.
         progress: told what is being done.
 
@@ -82,12 +84,12 @@ def verify_bundle(
     for known in chosen:
         for entry in bundle.manifest.of_format(known.name).values():
             known.load_checker().check(bundle.folder / entry.file)
-    if level is None and not own:
+    if level is None and not own and factory is None:
         report = _verify_stored(bundle, chosen, verbose, progress)
     else:
         from .rebuilt import verify_rebuilt  # the one that needs torch
 
-        report = verify_rebuilt(bundle, chosen, level or "standard", own, verbose, progress)
+        report = verify_rebuilt(bundle, chosen, level or "standard", own, verbose, progress, factory)
     digest = sha256(bundle.folder / MANIFEST)
     return BundleCheck(bundle.folder, report, digest, round(time.perf_counter() - start, 3))
 

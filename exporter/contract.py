@@ -12,6 +12,7 @@ from typing import Any
 GRAPHS = ("encoder", "decoder", "full", "step", "prefill", "greedy", "generate")
 SEARCHES = ("greedy", "generate")  # graphs that decide, and give ids
 CACHED = ("step", "prefill", *SEARCHES)  # graphs with a cache, in which the model's modules are fused
+CUSTOM = "as the model has it"  # the layout of a graph of a model that is not ours
 
 PADDING_MEANING = {
     "bool": "True = padding, hidden from attention; False = a real position",
@@ -63,7 +64,8 @@ class TensorSpec:
         dtype: numpy's name for it.
         axes: an :class:`Axis` for each dimension that varies, a number for each that does not.
         meaning: for people; a mask's polarity in words.
-        role: ``values``, ``ids``, ``padding``, ``attention`` or ``number``: what to fill it with.
+        role: ``values``, ``ids``, ``padding``, ``keep``, ``attention`` or ``number``: what to fill it with. ``keep``
+            is padding upside down, 1 = a real position.
         limit: ids are below it; of a number the most that makes a difference, 0 if there is none.
         optional: callers may leave it out.
         hidden_by: the padding masks that hide it: where all of them say padding, what stands there changes nothing.
@@ -100,8 +102,10 @@ class Contract:
     Attributes:
         graph: one of :data:`GRAPHS`.
         inputs, outputs: in order.
-        layout: ``batch first`` or ``sequence first``.
+        layout: ``batch first``, ``sequence first`` or :data:`CUSTOM`.
         ids: special ids by name, empty for a graph on float tensors.
+        empty_rows: whether there is a right result for a query that may attend nowhere; PyTorch's own attention gives
+            NaN, so without it the plan leaves the first position open in every mask.
     """
 
     graph: str
@@ -109,6 +113,7 @@ class Contract:
     outputs: tuple[TensorSpec, ...]
     layout: str
     ids: dict[str, int] = field(default_factory=dict)
+    empty_rows: bool = True
 
     @property
     def axes(self) -> dict[str, Axis]:
@@ -119,6 +124,11 @@ class Contract:
                 if isinstance(axis, Axis):
                     found.setdefault(axis.name, axis)
         return found
+
+    @property
+    def custom(self) -> bool:
+        """Whether the graph is of a model that is not ours: its name alone says nothing about it."""
+        return self.layout == CUSTOM
 
     @property
     def searches(self) -> bool:
@@ -148,6 +158,7 @@ class Contract:
             outputs=tuple(_spec(item) for item in values["outputs"]),
             layout=values["layout"],
             ids=dict(values["ids"]),
+            empty_rows=values.get("empty_rows", True),
         )
 
 

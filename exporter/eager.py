@@ -8,7 +8,7 @@ import torch
 
 from .graph import Graph
 from .plan import Array
-from .runtimes import Description
+from .runtimes import Description, described
 
 
 class Eager:
@@ -25,8 +25,4 @@ class Eager:
 
     def describe(self) -> Description:
         """PyTorch, with the tensors of the contract."""
-        contract = self.graph.contract
-        inputs, outputs = (
-            {spec.name: (spec.dtype, spec.labels) for spec in part} for part in (contract.inputs, contract.outputs)
-        )
-        return Description("PyTorch", torch.__version__, inputs, outputs)
+        return described(self.graph.contract, "PyTorch", torch.__version__)

@@ -13,6 +13,7 @@ from .formats import FORMATS
 from .options import (
     case_option,
     checkpoint_options,
+    custom_options,
     json_option,
     plan_option,
     quiet_option,
@@ -23,6 +24,7 @@ from .output import PARITY_FAILED, PASSED, causes, show
 
 if TYPE_CHECKING:
     from .pipeline import ExportResult
+    from .subject import Subject
 
 TORCHSCRIPT_IS_DEPRECATED = (
     "note: PyTorch has deprecated TorchScript; `mytx-export pt2` makes torch.export programs of the same graphs"
@@ -32,11 +34,12 @@ export_options = together(
     click.argument("checkpoint", required=False, type=click.Path(path_type=Path)),
     click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the bundle."),
     checkpoint_options,
+    custom_options,
     click.option(
         "--component",
         "components",
         multiple=True,
-        type=click.Choice(list(GRAPHS)),
+        metavar=f"[{'|'.join(GRAPHS)}]",
         help="Graph to export. Repeatable.  [all that the model and the format have]",
     ),
     click.option(
@@ -79,10 +82,15 @@ def onnx(**options: Any) -> int:
     step.onnx. They are moved there only when they are complete and equal to PyTorch; a bundle that is not goes to
     OUTPUT.failed.
 
+    A model of your own, whatever it is made of: --model, with a contract of its graphs or with methods encode and
+    decode that take the usual arguments. Its code is imported and run, as by Python.
+
     \b
     Examples:
       mytx-export onnx -o demo-bundle
       mytx-export onnx model.pt --nhead 8 -o bundle
+      mytx-export onnx model.pt --nhead 8 --reference training.model:build -o bundle
+      mytx-export onnx model.pt --model training.model:build --contract contract.py -o bundle
     """
     return _run(["onnx"], **options)
 
@@ -154,7 +162,11 @@ def _export(
     formats: list[str],
     *,
     checkpoint: Path | None,
+    also: Path | None,
     output: Path,
+    factory: str | None,
+    contract: Path | None,
+    reference: str | None,
     components: tuple[str, ...],
     masks: str | None,
     level: str,
@@ -171,22 +183,44 @@ def _export(
     from ..models.errors import MytxError
     from .bundle import Staging
 
-    if checkpoint is None:
+    if checkpoint and also:
+        raise click.UsageError("CHECKPOINT and --checkpoint are the same: give one.")
+    checkpoint = checkpoint or also
+    _check_custom(factory, contract, reference, checkpoint, no_verify, reading)
+    if checkpoint is None and factory is None:
         from ..models.demo_files import demo_folder
 
         checkpoint = demo_folder()
     with Staging(output, force=force):
         pass  # an output that cannot be is refused before minutes of work
-    if not checkpoint.exists():  # and a mistyped name before PyTorch is loaded
+    if checkpoint is not None and not checkpoint.exists():  # and a mistyped name before PyTorch is loaded
         raise MytxError(f"{checkpoint}: no such file", "check the path to the checkpoint")
-    from ..models import Vocabulary, find_vocab, load_checkpoint
     from .onnx_format import check_opset
     from .pipeline import export_bundle
 
     check_opset(opset)
-    progress(f"Loading {checkpoint.name}")
-    model = load_checkpoint(checkpoint, **reading)
-    file = reading["vocab"] or find_vocab(checkpoint)
+    settings: dict[str, Any] = {}
+    if factory is not None:
+        model: Any = _custom(factory, checkpoint, contract, verbose, progress)
+    else:
+        from ..models import Vocabulary, find_vocab, load_checkpoint
+        from .quiet import quiet
+
+        assert checkpoint is not None
+        progress(f"Loading {checkpoint.name}")
+        model = load_checkpoint(checkpoint, **reading)
+        file = reading["vocab"] or find_vocab(checkpoint)
+        settings["vocabulary"] = Vocabulary.read(file) if file else None
+        if reference is not None:
+            from .factory import load_weights, make_module
+            from .original import originals
+            from .subject import subject_of
+
+            progress(f"Loading {reference}")
+            with quiet(verbose):
+                module = make_module(reference)
+                load_weights(module, checkpoint, reference)
+                settings["originals"] = originals(module, subject_of(model, masks).graphs, reference)
     return export_bundle(
         model,
         output,
@@ -200,7 +234,48 @@ def _export(
         own=own,
         jobs=jobs,
         force=force,
-        vocabulary=Vocabulary.read(file) if file else None,
         verbose=verbose,
         progress=progress,
+        **settings,
     )
+
+
+def _check_custom(
+    factory: str | None,
+    contract: Path | None,
+    reference: str | None,
+    checkpoint: Path | None,
+    no_verify: bool,
+    reading: dict[str, Any],
+) -> None:
+    """Refuse what does not go together."""
+    if factory is None and contract is not None:
+        raise click.UsageError("--contract is for --model: what mytx reads has contracts of its own.")
+    if factory is not None and reference is not None:
+        raise click.UsageError("--model is itself the reference: leave out --reference.")
+    if factory is not None and (given := [name for name, value in reading.items() if value not in (None, (), False)]):
+        raise click.UsageError(f"--{given[0].removesuffix('s').replace('_', '-')} is for checkpoints without --model.")
+    if reference is not None and checkpoint is None:
+        raise click.UsageError("--reference needs a CHECKPOINT.")
+    if reference is not None and no_verify:
+        raise click.UsageError("--reference and --no-verify exclude each other.")
+
+
+def _custom(
+    factory: str, checkpoint: Path | None, contract: Path | None, verbose: bool, progress: Callable[[str], None]
+) -> Subject:
+    from .factory import described, load_weights, make_module, read_contract
+    from .quiet import quiet
+    from .subject import custom_model
+    from .usual import usual_graphs
+
+    progress(f"Making {factory}")
+    with quiet(verbose):
+        module = make_module(factory)
+        if checkpoint is not None:
+            load_weights(module, checkpoint, factory)
+        graphs = read_contract(contract, module) if contract else usual_graphs(module)
+        subject = custom_model(module, graphs, source=factory)
+    for item in graphs if contract is None else ():
+        click.echo(f"{item.contract.graph}: {described(item.contract)}", err=True)
+    return subject

@@ -10,6 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
 from ..models import Model, load_model, save_model
 from ..models.parts import is_finite
 from .bundle import undisturbed
@@ -31,7 +33,7 @@ class Task:
 
 
 def export_files(
-    model: Model,
+    model: nn.Module,
     graphs: dict[str, Graph],
     chosen: Sequence[str],
     formats: Sequence[str],
@@ -45,7 +47,7 @@ def export_files(
     """Write the ``chosen`` graphs in each of ``formats`` to ``folder``.
 
     Args:
-        model: in evaluation mode.
+        model: in evaluation mode; where files are made side by side, one of ours.
         graphs: all that the model has.
         chosen: which to write.
         formats: names in :data:`~mytx.exporter.formats.FORMATS`.
@@ -67,6 +69,7 @@ def export_files(
             progress(f"Exporting {FORMATS[task.format].file(task.graph)}")
             FORMATS[task.format].load_exporter().export(graphs, task.graph, folder, options)
         return
+    assert isinstance(model, Model)
     _side_by_side(model, graphs, tasks, folder, options, masks, jobs, progress)
 
 

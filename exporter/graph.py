@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from .contract import PADDING_MEANING, Axis, Contract, TensorSpec
-from .graph_modules import GraphModule, arguments
+from .graph_modules import GraphModule
 
 # Lengths at export: at least 2 and different, or torch.export takes one for another or for a constant.
 BATCH = Axis("batch", traced=2)
@@ -28,6 +28,7 @@ class Graph:
         more: masks that the module takes as well, for formats in which an input can be left out.
         without: parts of those names that it does not hold all the same.
         scripted: makes what TorchScript is given instead of ``module``: its weights are fused before, not by the graph.
+        held: where ``scopes`` is empty, the names themselves; no part is left out of such a model.
     """
 
     contract: Contract
@@ -36,6 +37,7 @@ class Graph:
     more: tuple[TensorSpec, ...] = ()
     without: tuple[str, ...] = ()
     scripted: Callable[[], nn.Module] | None = None
+    held: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -57,12 +59,12 @@ class Graph:
         return {
             name: tensor
             for name, tensor in state.items()
-            if name.startswith(self.scopes) and not any(part in name for part in self.without)
+            if name in self.held or (name.startswith(self.scopes) and not any(part in name for part in self.without))
         }
 
     def compute(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """The outputs in the contract's order, for a tensor for each input; those that can be left out may miss."""
-        output = self.module(**arguments(inputs))
+        output = self.module(**self.module.arguments(inputs))
         return (output,) if isinstance(output, Tensor) else tuple(output)
 
 

@@ -36,6 +36,10 @@ class GraphModule(nn.Module):
         super().__init__()
         self.model = model
 
+    def arguments(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs by name as what ``forward`` takes."""
+        return arguments(inputs)
+
 
 class Encode(GraphModule):
     """Ids to memory, batch first."""

@@ -148,11 +148,15 @@ def _hidden(contract: Contract, spec: TensorSpec, case: Case) -> NDArray[np.bool
     """Where padding hides ``spec``, ``[batch, length]``; None where nothing can."""
     if not spec.hidden_by or any(mask not in case.inputs for mask in spec.hidden_by):
         return None
-    masks = [case.inputs[mask] for mask in spec.hidden_by]
-    return np.logical_and.reduce([_hides(mask) for mask in masks])
+    return np.logical_and.reduce([_padding(contract.input(name), case) for name in spec.hidden_by])
 
 
-def _hides(mask: Any) -> NDArray[np.bool_]:
+def _padding(spec: TensorSpec, case: Case) -> NDArray[np.bool_]:
+    """Where a mask says padding."""
+    return case.inputs[spec.name] == 0 if spec.role == "keep" else hides(case.inputs[spec.name])
+
+
+def hides(mask: Any) -> NDArray[np.bool_]:
     """Where a mask of either kind hides."""
     hidden: NDArray[np.bool_] = mask if mask.dtype == bool else np.isneginf(mask)
     return hidden
@@ -186,7 +190,7 @@ def _is_causal(mask: Array | None) -> bool:
     """Whether a mask ``[.., T, T]`` hides the future."""
     if mask is None:
         return False
-    hidden = _hides(mask)
+    hidden = hides(mask)
     target, source = hidden.shape[-2:]
     return bool(hidden[..., np.arange(source) > np.arange(target)[:, None]].all())
 
@@ -196,11 +200,10 @@ def _real_length(contract: Contract, case: Case, axis: str, row: int, size: int)
     on_axis = [spec for spec in contract.inputs if axis in {a.name for a in spec.axes if isinstance(a, Axis)}]
     content = [spec for spec in on_axis if spec.role in ("ids", "values")]
     hidden = [_hidden(contract, spec, case) for spec in content]
-    padding = [case.inputs[spec.name] for spec in on_axis if spec.role == "padding" and spec.name in case.inputs]
+    padding = [spec for spec in on_axis if spec.role in ("padding", "keep") and spec.name in case.inputs]
     if not content or any(where is None for where in hidden):
         return size
-    masks = [_hides(mask) for mask in padding]
-    real = np.flatnonzero(~np.logical_and.reduce(masks)[row])
+    real = np.flatnonzero(~np.logical_and.reduce([_padding(spec, case) for spec in padding])[row])
     return int(real[-1]) + 1 if real.size else size
 
 

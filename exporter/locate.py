@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .captured import OUTPUT, Slot, capture, difference
-from .errors import BundleError
+from .errors import BundleError, OptionError
 from .file_scopes import FileScopes, shared_parent
 from .graph import Graph
 from .lifting import lift
@@ -97,7 +97,12 @@ def locate(path: Path, graph: Graph, cases: Sequence[Case]) -> Located:
 
     Raises:
         BundleError: where the file cannot be read, or takes other inputs.
+        OptionError: for a graph with several outputs.
     """
+    if len(graph.contract.outputs) != 1:
+        raise OptionError(
+            f"{graph.name} has {len(graph.contract.outputs)} outputs", "locate looks into graphs with one"
+        )
     try:
         file = OnnxReference.open(path, lifted=True)
     except Exception as error:

@@ -65,6 +65,7 @@ def locate_in_bundle(
     *,
     graph: str | None = None,
     output: Path | None = None,
+    factory: str | None = None,
     reproduce: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BundleLocated:
@@ -74,6 +75,7 @@ def locate_in_bundle(
         path: the folder; a bundle that failed holds its model, another one's is rebuilt from its weights.
         graph: which to look at; None is those that failed, or all where none did.
         output: folder for the reproduction of the first place; None is ``<bundle>-<graph>-reproduction``.
+        factory: ``package.module:build``, for a model that is not one of mytx's.
         reproduce: whether to write one.
         progress: told what is being done.
 
@@ -93,11 +95,12 @@ def locate_in_bundle(
     reproductions: dict[str, Path] = {}
     with quiet():
         progress("Rebuilding the model")
-        _, graphs = rebuild(bundle)
+        subject = rebuild(bundle, factory)
         for name in names:
             progress(f"Looking for the place in {name}")
-            file = bundle.folder / bundle.entry(name).file
-            located = locate(file, graphs[name], few_cases(whole_plan(graphs[name].contract)))
+            file, graph_of = bundle.folder / bundle.entry(name).file, subject.graphs[name]
+            with subject.tracing():
+                located = locate(file, graph_of, few_cases(whole_plan(graph_of.contract)))
             found.append(located)
             place = next((place for place in located.introduced if place.block is not None), None)
             if reproduce and place is not None:

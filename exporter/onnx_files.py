@@ -23,8 +23,10 @@ MADE_OF = {
 
 
 def needs(graphs: Mapping[str, Graph], name: str) -> tuple[str, ...]:
-    """The graphs whose files a graph is made of: with a decoder, full is the two halves."""
-    parts = MADE_OF.get(name, ())
+    """The graphs whose files a graph is made of: with a decoder, full is the two halves. Of a custom model nothing is
+    known to be made of anything.
+    """
+    parts = () if graphs[name].contract.custom else MADE_OF.get(name, ())
     return parts if set(parts) <= set(graphs) else ()
 
 

@@ -169,7 +169,7 @@ def metadata(contract: Contract) -> dict[str, str]:
         "mytx.contract": json.dumps(contract.to_dict(), separators=(",", ":")),
     }
     properties |= {f"mytx.{name}_id": str(value) for name, value in contract.ids.items()}
-    polarity = {spec.name: spec.meaning for spec in contract.inputs if spec.role in ("padding", "attention")}
+    polarity = {spec.name: spec.meaning for spec in contract.inputs if spec.role in ("padding", "keep", "attention")}
     properties |= {f"mytx.polarity.{name}": meaning for name, meaning in polarity.items()}
     longest = [axis.maximum for axis in contract.axes.values() if axis.maximum is not None]
     if longest:

@@ -82,3 +82,33 @@ checkpoint_options: Decorator = together(
         help="Vocabulary, token to id, as JSON.  [vocab.json beside the checkpoint]",
     ),
 )
+
+# A user's own code, for models and classes that are not ours.
+custom_options: Decorator = together(
+    click.option(
+        "--model",
+        "factory",
+        metavar="MODULE:NAME",
+        help="Your own model: a function without arguments that makes it, package.module:build. CHECKPOINT is then its "
+        "state dict.",
+    ),
+    click.option(
+        "--contract",
+        metavar="FILE.py",
+        type=click.Path(path_type=Path),
+        help="With --model: its graphs, see mytx.exporter.contracts.  [encode, decode and forward, where these take "
+        "the usual arguments]",
+    ),
+    click.option(
+        "--reference",
+        metavar="MODULE:NAME",
+        help="The class that CHECKPOINT was trained in: what mytx reads from it is verified against that, too.",
+    ),
+    click.option("--checkpoint", "also", type=click.Path(path_type=Path), help="The same as CHECKPOINT."),
+)
+model_option: Decorator = click.option(
+    "--model",
+    "factory",
+    metavar="MODULE:NAME",
+    help="Of a bundle with a model of your own: the function that makes it.",
+)

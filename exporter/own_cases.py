@@ -28,7 +28,7 @@ def read_cases(files: Sequence[Path | str], contracts: Sequence[Contract]) -> di
             wanted = "; ".join(f"{item.graph}: {', '.join(spec.name for spec in item.inputs)}" for item in contracts)
             raise OptionError(f"{path} has {', '.join(inputs) or 'nothing'}, which no graph takes", f"give {wanted}")
         for contract in fitting:
-            case = _case(path, inputs, contract)
+            case = own_case(str(path), inputs, contract)
             found.setdefault(contract.graph, []).append(case)
     return found
 
@@ -57,25 +57,31 @@ def _load(path: Path) -> dict[str, Array]:
     raise OptionError(f"{path} is one array, not a case", "save it with numpy.savez, by the inputs' names")
 
 
-def _case(path: Path, inputs: dict[str, Array], contract: Contract) -> Case:
+def own_case(name: str, inputs: dict[str, Array], contract: Contract) -> Case:
+    """A user's inputs as a case of a graph.
+
+    Raises:
+        OptionError: where they do not fit; ``name`` says which they are.
+    """
     sizes: dict[str, int] = {}
     defaults = {spec.name: np.array(spec.default, spec.dtype) for spec in contract.inputs if spec.default is not None}
     inputs = defaults | inputs
     for spec in contract.inputs:
-        _check(path, spec, inputs[spec.name], sizes)
-    for name, axis in contract.axes.items():
-        if sizes[name] < axis.minimum or (axis.maximum is not None and sizes[name] > axis.maximum):
+        _check(name, spec, inputs[spec.name], sizes)
+    for axis in contract.axes.values():
+        size = sizes[axis.name]
+        if size < axis.minimum or (axis.maximum is not None and size > axis.maximum):
             limits = f"{axis.minimum} to {axis.maximum}" if axis.maximum is not None else f"{axis.minimum} or more"
-            raise OptionError(f"{path}: {name} is {sizes[name]}", f"{contract.graph} takes {limits}")
-    words = ", ".join([path.name, *(f"{name} {size}" for name, size in sizes.items())])
+            raise OptionError(f"{name}: {axis.name} is {size}", f"{contract.graph} takes {limits}")
+    words = ", ".join([Path(name).name, *(f"{axis} {size}" for axis, size in sizes.items())])
     # ascontiguousarray would make a list of one number out of a number
     ordered = {spec.name: np.require(inputs[spec.name], requirements="C") for spec in contract.inputs}
     few = is_small_search(ordered) if contract.searches else is_small(sizes)
     return Case("", ordered, words, "own", small=few)
 
 
-def _check(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, int]) -> None:
-    where = f"{path}: {spec.name}"
+def _check(where: str, spec: TensorSpec, array: Array, sizes: dict[str, int]) -> None:
+    where = f"{where}: {spec.name}"
     if str(array.dtype) != spec.dtype:
         raise OptionError(f"{where} is {array.dtype}", f"make it {spec.dtype}: {spec.meaning}")
     if array.ndim != len(spec.axes):

@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..models import Model, Vocabulary, config_of, save_model
+from torch import nn
+
+from ..models import Model, Vocabulary
 from .bundle import Staging, write_json
 from .contract import GRAPHS
 from .errors import OptionError
 from .exporting import export_files
 from .formats import FORMATS, ExportOptions
 from .graph import Graph
-from .graphs import graphs_of
 from .manifest import FORMAT, MANIFEST, MODEL, Manifest, describe_files, describe_graph, sha256, weights_sha256
 from .memory import release_memory
 from .onnx_format import DEFAULT_OPSET, check_opset
@@ -30,6 +31,8 @@ from .quiet import quiet
 from .report import ParityReport
 from .shared_weights import shares, write_weights
 from .stored import STORED, write_stored
+from .subject import Subject, subject_of
+from .verify import Run
 from .version import version
 
 TOOLS = ("mytx", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
@@ -69,7 +72,7 @@ class ExportResult:
 
 
 def export_bundle(
-    model: Model,
+    model: Model | Subject,
     folder: str | Path,
     *,
     formats: Sequence[str] = ("onnx",),
@@ -80,6 +83,7 @@ def export_bundle(
     verify: bool = True,
     level: str = "standard",
     own: Sequence[Path | str] = (),
+    originals: Mapping[str, Run] | None = None,
     jobs: int = 1,
     force: bool = False,
     vocabulary: Vocabulary | None = None,
@@ -89,7 +93,8 @@ def export_bundle(
     """Export ``model``, verify the saved files, and leave a bundle at ``folder``.
 
     Args:
-        model: a task model or a bare ``MyTransformer``, in float32. Its mode is put back afterwards.
+        model: a task model or a bare ``MyTransformer``, in float32; or a :func:`~mytx.exporter.subject.custom_model`.
+            Its mode is put back afterwards.
         folder: where the bundle goes; with failed parity, ``<folder>.failed``, and what stood at ``folder`` stays.
         formats: which of ``onnx``, ``torchscript`` and ``pt2``.
         components: which of :data:`~mytx.exporter.contract.GRAPHS`; empty is all that the model and a format have.
@@ -100,6 +105,7 @@ def export_bundle(
         verify: whether to check parity.
         level: of the plan: ``quick``, ``standard`` or ``thorough``.
         own: files with cases of your own; see :func:`~mytx.exporter.own_cases.read_cases`.
+        originals: by graph, the class that the model was written as; see :func:`~mytx.exporter.original.originals`.
         jobs: how many files are exported at the same time.
         force: replace a bundle that is there.
         vocabulary: stored as ``vocab.json``, for whoever turns text into ids.
@@ -114,22 +120,22 @@ def export_bundle(
     formats = (formats,) if isinstance(formats, str) else tuple(dict.fromkeys(formats))
     components = (components,) if isinstance(components, str) else components
     _check_options(formats, opset, level, jobs)
-    check_model(model)
-    available = graphs_of(model, masks)
-    graphs = {name: available[name] for name in choose(available, components, formats)}
-    request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose)
-    config = config_of(model)
+    subject = subject_of(model, masks)
+    if not subject.ours:
+        _check_custom(formats, jobs)
+    graphs = {name: subject.graphs[name] for name in choose(subject.graphs, components, formats)}
+    request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose, originals)
     shared = "onnx" in formats and shares(weights, weights_of(graphs))
     seconds: dict[str, float] = {}
-    with Staging(Path(folder), force=force) as staging, _evaluating(model), quiet(verbose):
+    with Staging(Path(folder), force=force) as staging, _evaluating(subject.model), subject.tracing(), quiet(verbose):
         with _timed(seconds, "export"):
             if shared:
                 progress("Writing the weights")
                 write_weights(staging.path, weights_of(graphs))
             options = ExportOptions(opset, version(), verbose)
             export_files(
-                model,
-                available,
+                subject.model,
+                subject.graphs,
                 list(graphs),
                 formats,
                 staging.path,
@@ -139,23 +145,24 @@ def export_bundle(
                 progress=progress,
             )
             release_memory()
-        write_json(staging.path / "config.json", config.to_dict())
+        write_json(staging.path / "config.json", subject.config)
         if vocabulary is not None:
             (staging.path / "vocab.json").write_text(vocabulary.to_json(), encoding="utf-8")
         report = None
         if verify:
             timed = partial(_timed, seconds)
-            report, stored = prove(model, graphs, formats, staging.path, request, timed=timed, progress=progress)
+            report, stored = prove(
+                subject.model, graphs, formats, staging.path, request, timed=timed, progress=progress
+            )
             write_stored(staging.path / STORED, stored)
         passed = report.passed if report else None
         if passed is False:  # so that `locate` has the truth to hold the files against
             with contextlib.suppress(ValueError):  # weights that are not finite need no more proof
-                save_model(model, staging.path / MODEL)
-        assumed = tuple(asdict(item) for item in config.assumed)
+                subject.save(staging.path / MODEL)
         progress("Writing the manifest")
-        digest = _describe(model, graphs, formats, staging.path, report, assumed)
+        digest = _describe(subject, graphs, formats, staging.path, report)
         bundle = staging.reject() if passed is False else staging.commit()
-    return ExportResult(passed, bundle, report, assumed, digest, seconds)
+    return ExportResult(passed, bundle, report, subject.assumed, digest, seconds)
 
 
 def _check_options(formats: Sequence[str], opset: int, level: str, jobs: int) -> None:
@@ -170,19 +177,11 @@ def _check_options(formats: Sequence[str], opset: int, level: str, jobs: int) ->
         raise OptionError(f"{jobs!r} jobs cannot work", "give a number, 1 or more")
 
 
-def check_model(model: object) -> None:
-    """Check that ``model`` is one of ours, in float32.
-
-    Raises:
-        OptionError: where it is not.
-    """
-    if not isinstance(model, Model):
-        raise OptionError(
-            f"a {type(model).__name__} is none of the models that are known", "save its state dict, load_checkpoint it"
-        )
-    dtypes = {str(parameter.dtype) for parameter in model.parameters()} - {"torch.float32"}
-    if dtypes:
-        raise OptionError(f"the model has weights in {', '.join(sorted(dtypes))}", "call model.float() first")
+def _check_custom(formats: Sequence[str], jobs: int) -> None:
+    if tuple(formats) != ("onnx",):
+        raise OptionError("a model of your own becomes ONNX, and nothing else yet", "mytx-export onnx --model …")
+    if jobs != 1:
+        raise OptionError("a model of your own is exported a graph after the other", "leave out --jobs")
 
 
 def choose(available: dict[str, Graph], components: Sequence[str], formats: Sequence[str]) -> tuple[str, ...]:
@@ -195,7 +194,8 @@ def choose(available: dict[str, Graph], components: Sequence[str], formats: Sequ
             raise OptionError(
                 f"{' and '.join(formats)} cannot hold the {name} graph", f"choose from {', '.join(possible)}"
             )
-    return tuple(name for name in GRAPHS if name in (components or possible))
+    usual = [*GRAPHS, *(name for name in available if name not in GRAPHS)]
+    return tuple(name for name in usual if name in (components or possible))
 
 
 def weights_of(graphs: dict[str, Graph]) -> dict[str, dict[str, Array]]:
@@ -204,12 +204,7 @@ def weights_of(graphs: dict[str, Graph]) -> dict[str, dict[str, Array]]:
 
 
 def _describe(
-    model: Model,
-    graphs: dict[str, Graph],
-    formats: Sequence[str],
-    folder: Path,
-    report: ParityReport | None,
-    assumed: tuple[Any, ...],
+    subject: Subject, graphs: dict[str, Graph], formats: Sequence[str], folder: Path, report: ParityReport | None
 ) -> str:
     """Write ``parity.json`` and, last, the manifest; returns the manifest's digest."""
     parity = report.to_dict() if report else {"passed": None, "graphs": []}
@@ -218,10 +213,12 @@ def _describe(
         format=FORMAT,
         tools={name: metadata.version(name) for name in TOOLS} | {"python": platform.python_version()},
         model={
-            "kind": config_of(model).kind,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "kind": subject.config["kind"],
+            "parameters": sum(parameter.numel() for parameter in subject.model.parameters()),
             "config_sha256": sha256(folder / "config.json"),
-            "weights_sha256": weights_sha256({name: tensor.numpy() for name, tensor in model.state_dict().items()}),
+            "weights_sha256": weights_sha256(
+                {name: tensor.numpy() for name, tensor in subject.model.state_dict().items()}
+            ),
         },
         files=describe_files(folder),
         graphs={
@@ -230,7 +227,7 @@ def _describe(
             for name, graph in graphs.items()
             if name in known.graphs
         },
-        assumed=assumed,
+        assumed=subject.assumed,
         parity=parity,
     )
     write_json(folder / MANIFEST, manifest.to_dict())
@@ -245,7 +242,7 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _evaluating(model: Model) -> Iterator[None]:
+def _evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside; each module's own mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

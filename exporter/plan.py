@@ -7,7 +7,7 @@ target of different length both ways; every kind of padding; random float masks,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +136,7 @@ def make_plan(contract: Contract, seed: int = 0, level: str = "standard") -> lis
     if level == "thorough":
         for index, row in enumerate([*_ROWS, *_LONGER]):
             plan.append(_case(contract, f"{len(plan):02d}", row, [seed, 1000 + index]))
-    return plan
+    return plan if contract.empty_rows else [_opened(contract, case) for case in plan]
 
 
 def optional_cases(contract: Contract, seed: int = 0, first: int = 0) -> list[Case]:
@@ -186,23 +186,43 @@ def few_cases(plan: Sequence[Case], count: int = 14) -> list[Case]:
 
 def example(contract: Contract) -> Case:
     """The case that has the traced lengths."""
-    return _case(contract, "00", _ROWS[0], [0, 0])
+    case = _case(contract, "00", _ROWS[0], [0, 0], {name: axis.traced for name, axis in contract.axes.items()})
+    return case if contract.empty_rows else _opened(contract, case)
 
 
-def _case(contract: Contract, name: str, row: tuple[int, int, int, str, str], seed: list[int]) -> Case:
+def _case(
+    contract: Contract,
+    name: str,
+    row: tuple[int, int, int, str, str],
+    seed: list[int],
+    traced: dict[str, int] | None = None,
+) -> Case:
     batch, source, target, padding, attention = row
     source, target = source or LONG, target or LONG
     # Hypotheses from 1 to 4, the traced 3 for the traced lengths; a past of 0 for a target of 1.
     wanted = {"batch": batch, "source": source, "target": target}
     wanted |= {"beams": (source + target + 2) % 4 + 1, "past": target - 1}
-    sizes = {name: fit(wanted.get(name, axis.traced), axis) for name, axis in contract.axes.items()}
+    # A custom model may have other names for its dimensions: they vary as well.
+    strange = [name for name in contract.axes if name not in wanted]
+    wanted |= {name: (source, target)[index % 2] + index // 2 for index, name in enumerate(strange)}
+    sizes = traced or {name: fit(wanted[name], axis) for name, axis in contract.axes.items()}
     rng = np.random.default_rng(seed)
     inputs = {spec.name: fill(spec, sizes, padding, attention, rng) for spec in contract.inputs}
     roles = {spec.role for spec in contract.inputs}
     words = [f"{name} {size}" for name, size in sizes.items()]
-    words += [f"padding {padding}"] if "padding" in roles else []
+    words += [f"padding {padding}"] if roles & {"padding", "keep"} else []
     words += [f"attention mask {attention}"] if "attention" in roles else []
     return Case(name, inputs, ", ".join(words), small=is_small(sizes))
+
+
+def _opened(contract: Contract, case: Case) -> Case:
+    """``case`` with the first position open in every mask, so that every query may attend to something."""
+    inputs = dict(case.inputs)
+    for spec in contract.inputs:
+        if spec.role in ("padding", "keep", "attention"):
+            inputs[spec.name] = inputs[spec.name].copy()
+            inputs[spec.name][..., 0] = spec.role == "keep"
+    return replace(case, inputs=inputs)
 
 
 def is_small(sizes: dict[str, int]) -> bool:
@@ -223,6 +243,8 @@ def fill(spec: TensorSpec, sizes: dict[str, int], padding: str, attention: str, 
         return rng.integers(0, spec.limit, shape, dtype=np.int64)
     if spec.role == "values":
         return rng.standard_normal(shape).astype(np.float32)
+    if spec.role == "keep":
+        return (~padding_mask(shape, padding, rng)).astype(spec.dtype)
     hidden = padding_mask(shape, padding, rng) if spec.role == "padding" else attention_mask(shape, attention, rng)
     if spec.dtype == "bool":
         return hidden
@@ -271,8 +293,8 @@ def attention_mask(shape: tuple[int, ...], kind: str, rng: np.random.Generator) 
 
 def disturb(spec: TensorSpec, values: Array, rng: np.random.Generator) -> Array:
     """``values`` with every element changed into another legal one, so that an output that depends on them moves."""
-    if spec.dtype == "bool":
-        return ~values.astype(bool)
+    if spec.dtype == "bool" or spec.role == "keep":
+        return (~values.astype(bool)).astype(spec.dtype)
     if spec.role == "ids":
         shift = rng.integers(1, spec.limit, values.shape) if spec.limit > 1 else 0
         return (values.astype(np.int64) + shift) % spec.limit

@@ -12,7 +12,6 @@ from torch.export import Dim, ExportedProgram
 from .contract import Axis, Contract
 from .errors import ExportError, first_line
 from .graph import Graph
-from .graph_modules import arguments
 from .plan import example
 
 
@@ -28,7 +27,8 @@ def export_program(graph: Graph) -> ExportedProgram:
     inputs: dict[str, Any] = {name: torch.from_numpy(array) for name, array in example(contract).inputs.items()}
     module = copy.copy(graph.module)
     module._modules = {"model": untied(pruned(graph.module.model, graph.scopes))}
-    return trace(module, arguments(inputs), arguments(_dynamic_shapes(contract)), f"the {contract.graph} graph")
+    dims = _dynamic_shapes(contract)
+    return trace(module, module.arguments(inputs), module.arguments(dims), f"the {contract.graph} graph")
 
 
 def trace(module: nn.Module, inputs: dict[str, Any], dims: dict[str, Any], what: str) -> ExportedProgram:

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..models import Model
 from .compare import Expected
 from .contract import CACHED, Contract
 from .eager import Eager
@@ -42,15 +41,17 @@ class Request:
         level: of the plan: ``quick``, ``standard`` or ``thorough``.
         own: a user's own cases, by graph.
         verbose: let the runtimes' own messages through.
+        originals: by graph, another implementation of the model, in float64.
     """
 
     level: str = "standard"
     own: Mapping[str, Sequence[Case]] | None = None
     verbose: bool = False
+    originals: Mapping[str, Run] | None = None
 
 
 def prove(
-    model: Model,
+    model: nn.Module,
     graphs: Mapping[str, Graph],
     formats: Sequence[str],
     folder: Path,
@@ -85,7 +86,7 @@ def prove(
         release_memory()
         measure = partial(more, model, graph, plan, references)
         with timed("verify"):
-            reports += _prove_eager(graphs, graph, plan, references)
+            reports += _prove_eager(graphs, graph, plan, references, (request.originals or {}).get(name))
             for known in holding:
                 progress(f"Verifying {known.file(name)}")
                 reports += _prove_file(graphs, graph, known, folder, plan, references, measure, request.verbose)
@@ -100,7 +101,7 @@ def _plan(graph: Graph, request: Request, *, flexible: bool, steps: bool) -> lis
     plan = whole_plan(graph.contract, request.level, (request.own or {}).get(graph.name, ()))
     if flexible and not graph.contract.searches:
         plan += optional_cases(graph.flexible, first=len(plan))
-    if steps and graph.name == "full":
+    if steps and graph.name == "full" and not graph.contract.custom:
         plan += step_cases(plan)
     return plan
 
@@ -161,12 +162,14 @@ def _prove_eager(
     graph: Graph,
     plan: Sequence[Case],
     references: Sequence[Mapping[str, Expected]],
+    original: Run | None = None,
 ) -> list[GraphReport]:
-    """The identities in PyTorch itself: what does not hold there can hold nowhere."""
+    """The identities in PyTorch itself: what does not hold there can hold nowhere. And the ``original``."""
     whole = Run("PyTorch", lambda path: Eager(graph), small, dimensions=False)
     runs = [replace(whole, takes=lambda case: case.group == "identities")]
-    if graph.name == "full":
+    if graph.name == "full" and not graph.contract.custom:
         runs += composed_runs(whole, lambda name: Eager(graphs[name]), graph.contract, graphs)
     asked = [run for run in runs if any(run.takes(case) for case in plan)]
+    asked += [original] if original else []  # with nothing to take it fails
     with torch.inference_mode():
         return verify_file(Path(graph.name), graph.contract, plan, references, asked, format_name="eager")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,10 +14,10 @@ from ..models import Model, load_model
 from ..models.build import empty_model, fill_model
 from ..models.storage import CONFIG, read_config
 from ..transformer import MyTransformer
-from .errors import BundleError, first_line
+from .errors import BundleError, OptionError, first_line
+from .factory import load_weights, make_module
 from .formats import Format
-from .graph import Graph
-from .graphs import graphs_of, masks_of
+from .graphs import masks_of
 from .manifest import MODEL, Manifest, weights_sha256
 from .onnx_stream import read_model, read_values
 from .opened import Bundle
@@ -24,28 +26,59 @@ from .plan import Array
 from .proving import Request, contract_in, prove
 from .quiet import quiet
 from .report import ParityReport
+from .subject import CUSTOM_KIND, Subject, subject_again, subject_of
 
 EXPORT_AGAIN = "export it again, from its checkpoint"
 
 
-def rebuild(bundle: Bundle) -> tuple[Model, dict[str, Graph]]:
-    """The model that ``bundle`` was made from, and those of its graphs that the bundle has.
+def rebuild(bundle: Bundle, factory: str | None = None) -> Subject:
+    """The model that ``bundle`` was made from, with those of its graphs that the bundle has.
 
     A bundle that failed holds the model itself; of another the weights in its ONNX files are the model's bit for bit.
 
+    Args:
+        bundle: open.
+        factory: ``package.module:build``, where the model is not one of ours: its code is not in the bundle.
+
     Raises:
         BundleError: where the bundle does not hold all weights of its graphs, or others than it was made from.
+        OptionError: for a factory where none is needed or none where one is, and for one that does not fit.
     """
     manifest = bundle.manifest
+    if (manifest.model["kind"] == CUSTOM_KIND) != (factory is not None):
+        raise OptionError(
+            f"{bundle.folder} holds {'one of the models of mytx' if factory else 'a model of your own'}",
+            "leave out --model" if factory else "say with --model package.module:build what makes it",
+        )
+    if factory is not None:
+        return _rebuild_custom(bundle, factory)
     if (bundle.folder / MODEL).is_dir():
         model = load_model(bundle.folder / MODEL)
     else:
         model = _from_files(bundle.folder, manifest)
     contracts = [entry.contract for entry in manifest.graphs.values()]
-    masks = masks_of(contracts) if isinstance(model, MyTransformer) else None
-    available = graphs_of(model, masks)
-    graphs = {name: graph for name, graph in available.items() if name in {item.graph for item in contracts}}
-    return model, graphs
+    subject = subject_of(model, masks_of(contracts) if isinstance(model, MyTransformer) else None)
+    graphs = {name: graph for name, graph in subject.graphs.items() if name in {item.graph for item in contracts}}
+    return replace(subject, graphs=graphs)
+
+
+def _rebuild_custom(bundle: Bundle, factory: str) -> Subject:
+    module = make_module(factory)
+    state = module.state_dict()
+    saved = bundle.folder / MODEL
+    if saved.is_dir():
+        load_weights(module, saved / "model.safetensors", factory)
+    else:
+        found = _read_weights(bundle.folder, bundle.manifest, state)
+        module.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in found.items()}, strict=False)
+        if set(found) == set(state):
+            _check_weights(bundle.folder, bundle.manifest, found)
+    contracts = [entry.contract for entry in bundle.manifest.of_format("onnx").values()]
+    try:
+        config = json.loads((bundle.folder / CONFIG).read_text(encoding="utf-8"))
+        return subject_again(module, config, contracts)
+    except (OSError, ValueError, LookupError) as error:
+        raise BundleError(f"{bundle.folder / CONFIG} is damaged", EXPORT_AGAIN) from error
 
 
 def verify_rebuilt(
@@ -55,6 +88,7 @@ def verify_rebuilt(
     own: Sequence[Path | str],
     verbose: bool,
     progress: Callable[[str], None],
+    factory: str | None = None,
 ) -> ParityReport:
     """Verify the files of ``bundle`` against references that are computed anew.
 
@@ -65,6 +99,7 @@ def verify_rebuilt(
         own: files with a user's own cases.
         verbose: let the runtimes' own messages through.
         progress: told what is being done.
+        factory: as for :func:`rebuild`.
 
     Raises:
         BundleError: as :func:`rebuild`, and where the graphs are not those that this version makes.
@@ -72,22 +107,37 @@ def verify_rebuilt(
     """
     with quiet(verbose):
         progress("Rebuilding the model")
-        model, graphs = rebuild(bundle)
+        subject = rebuild(bundle, factory)
+        graphs = subject.graphs
         for known in formats:
             for name, entry in bundle.manifest.of_format(known.name).items():
                 if contract_in(known, graphs[name]) != entry.contract:
                     raise BundleError(f"{entry.file} has a contract that this mytx does not make", EXPORT_AGAIN)
         request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose)
         names = [known.name for known in formats]
-        report, _ = prove(
-            model, graphs, names, bundle.folder, request, timed=lambda stage: nullcontext(), progress=progress
-        )
+        with subject.tracing():
+            report, _ = prove(
+                subject.model, graphs, names, bundle.folder, request, timed=lambda _: nullcontext(), progress=progress
+            )
     return report
 
 
 def _from_files(folder: Path, manifest: Manifest) -> Model:
     model = empty_model(read_config(folder / CONFIG))
     wanted = model.state_dict()
+    found = _read_weights(folder, manifest, wanted)
+    if set(found) == set(wanted):
+        _check_weights(folder, manifest, found)
+    missing = {name: torch.zeros(tensor.shape) for name, tensor in wanted.items() if name not in found}
+    given = {name: torch.from_numpy(found.pop(name).copy()) for name in list(found)}
+    try:
+        return fill_model(model, missing | given)
+    except RuntimeError as error:
+        raise BundleError(f"the weights in {folder} do not fit its {CONFIG}", EXPORT_AGAIN) from error
+
+
+def _read_weights(folder: Path, manifest: Manifest, wanted: Collection[str]) -> dict[str, Array]:
+    """Those of the weights ``wanted`` that the ONNX files hold."""
     found: dict[str, Array] = {}
     for entry in manifest.of_format("onnx").values():
         path = folder / entry.file
@@ -100,11 +150,9 @@ def _from_files(folder: Path, manifest: Manifest) -> Model:
             raise BundleError(f"{path} cannot be read: {first_line(error)}", EXPORT_AGAIN) from error
     if not found:
         raise BundleError(f"{folder} holds no ONNX files to read the weights from", EXPORT_AGAIN)
-    if set(found) == set(wanted) and weights_sha256(found) != manifest.model["weights_sha256"]:
+    return found
+
+
+def _check_weights(folder: Path, manifest: Manifest, found: Mapping[str, Array]) -> None:
+    if weights_sha256(found) != manifest.model["weights_sha256"]:
         raise BundleError(f"the weights in {folder} are not those that it was made from", EXPORT_AGAIN)
-    missing = {name: torch.zeros(tensor.shape) for name, tensor in wanted.items() if name not in found}
-    given = {name: torch.from_numpy(found.pop(name).copy()) for name in list(found)}
-    try:
-        return fill_model(model, missing | given)
-    except RuntimeError as error:
-        raise BundleError(f"the weights in {folder} do not fit its {CONFIG}", EXPORT_AGAIN) from error

@@ -53,6 +53,14 @@ class Description:
     outputs: dict[str, tuple[str, tuple[str | int, ...]]] = field(default_factory=dict)
 
 
+def described(contract: Contract, runtime: str, version: str) -> Description:
+    """The description of a runtime that takes and gives what ``contract`` says."""
+    inputs, outputs = (
+        {spec.name: (spec.dtype, spec.labels) for spec in part} for part in (contract.inputs, contract.outputs)
+    )
+    return Description(runtime, version, inputs, outputs)
+
+
 def provider_names(names: Sequence[str]) -> list[str]:
     """onnxruntime's own names of execution providers.
 
@@ -113,7 +121,7 @@ class Composed:
 
     def describe(self) -> Description:
         """The two runtimes, with the tensors of the full contract."""
-        return _described(self.encoder, "decoder(encoder)", self.contract)
+        return _composed(self.encoder, "decoder(encoder)", self.contract)
 
 
 class Stepped:
@@ -146,7 +154,7 @@ class Stepped:
 
     def describe(self) -> Description:
         """The two runtimes, with the tensors of the full contract."""
-        return _described(self.step, "N cached steps", self.contract)
+        return _composed(self.step, "N cached steps", self.contract)
 
 
 def _emptied(name: str, cache: Array) -> Array:
@@ -154,12 +162,9 @@ def _emptied(name: str, cache: Array) -> Array:
     return cache[..., :0] if "_key_" in name else cache[..., :0, :]
 
 
-def _described(runtime: Runtime, how: str, contract: Contract) -> Description:
+def _composed(runtime: Runtime, how: str, contract: Contract) -> Description:
     inner = runtime.describe()
-    inputs, outputs = (
-        {spec.name: (spec.dtype, spec.labels) for spec in part} for part in (contract.inputs, contract.outputs)
-    )
-    return Description(f"{inner.runtime}, {how}", inner.version, inputs, outputs)
+    return described(contract, f"{inner.runtime}, {how}", inner.version)
 
 
 class OnnxRuntime:

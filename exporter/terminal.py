@@ -242,8 +242,8 @@ def _largest(numbers: Sequence[float], show: Callable[[float], str]) -> str:
     return show(max(numbers)) if numbers and all(map(math.isfinite, numbers)) else "-"
 
 
-def print_findings(console: Console, reports: Sequence[GraphReport]) -> None:
-    """What is wrong with each file: one finding of each kind, and in which runtimes."""
+def print_findings(console: Console, reports: Sequence[GraphReport], rest: str = "in parity.json") -> None:
+    """What is wrong with each file: one finding of each kind, and in which runtimes; and where the rest is."""
     for (graph, format_name), rows in _by_file(reports).items():
         file = _file(graph, format_name)
         kinds: dict[str, tuple[str, list[str]]] = {}
@@ -260,10 +260,10 @@ def print_findings(console: Console, reports: Sequence[GraphReport]) -> None:
             console.print(text, soft_wrap=not console.is_terminal)
         notes = list(dict.fromkeys(note for row in rows for note in row.notes))
         if notes:
-            rest = f" (and {len(notes) - 1} more, in parity.json)" if len(notes) > 1 else ""
+            others = f" (and {len(notes) - 1} more, {rest})" if len(notes) > 1 else ""
             console.print(
-                f"[yellow]{file}[/], not compared: {escape(notes[0])}{rest}", soft_wrap=not console.is_terminal
+                f"[yellow]{file}[/], not compared: {escape(notes[0])}{others}", soft_wrap=not console.is_terminal
             )
         more = len(total) - len(kinds)
         if more > 0:
-            console.print(f"[red]… and {more} more[/] of {file}, all in parity.json")
+            console.print(f"[red]… and {more} more[/] of {file}, all {rest}")

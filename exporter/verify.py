@@ -71,7 +71,7 @@ def runs_of(
     # What can leave out an input is a function of PyTorch, and refuses numbers that are out of range.
     excluded = {"steps", "range"} if known.flexible else {"steps", "optional"}
     runs = [_without(run, excluded) for run in runs]
-    if graph == "full":
+    if graph == "full" and not contract.custom:
         runs += composed_runs(runs[0], lambda name: runs[0].open(folder / known.file(name)), contract, present)
     return runs
 

@@ -34,7 +34,8 @@ def relist(bundle: Path) -> None:
 
 
 def test_the_model_is_rebuilt_bit_for_bit():
-    model, graphs = rebuild(open_bundle(tiny_bundle()))
+    subject = rebuild(open_bundle(tiny_bundle()))
+    model, graphs = subject.model, subject.graphs
     expected = tiny_model().state_dict()
     assert list(graphs) == list(GRAPHS)
     assert set(model.state_dict()) == set(expected)

@@ -1,0 +1,172 @@
+"""What a graph of your own model takes and gives, in a few words: the contract for ``mytx-export onnx --model``.
+
+A contract is a Python file with a list ``GRAPHS``, or a function ``graphs(model)`` that gives one::
+
+    from mytx.exporter.contracts import attention, graph, ids, values
+
+    GRAPHS = [
+        graph(
+            "encoder",
+            "encode",  # a method or a submodule of the model; "forward" is the model itself
+            [ids("src", ["source", "batch"], below=50), attention("src_mask", ["source", "source"])],
+            [values("memory", ["source", "batch", 64])],
+        ),
+    ]
+
+Dimensions are names, for lengths that vary, or numbers. Equal names are equal lengths, and ``batch`` is the number of
+sentences: each of them must come out as it does alone. Inputs are arguments by name. No torch here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .contract import ATTENTION_MEANING, CACHED, CUSTOM, PADDING_MEANING, Axis, Contract, TensorSpec
+from .errors import OptionError
+
+Dims = Sequence[str | int]
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# At export no two lengths may be equal, nor any length a number of the model's.
+TRACED = {"batch": 2, "source": 7, "target": 5}
+OTHERS = (11, 13, 17, 19, 23, 29)
+SHORTEST_LIMIT = 8  # below it there is no length for each dimension at export
+
+
+@dataclass(frozen=True)
+class CustomGraph:
+    """A graph of a model that is not ours.
+
+    Attributes:
+        contract: what it takes and gives.
+        method: of the model, or a submodule's name; ``forward`` is the model itself.
+    """
+
+    contract: Contract
+    method: str
+
+
+def ids(name: str, dims: Dims, below: int, *, hidden_by: str | Sequence[str] = (), future: str = "") -> TensorSpec:
+    """An input of int64 ids, 0 to ``below - 1``.
+
+    Args:
+        name: of the argument.
+        dims: names and numbers.
+        below: the size of the vocabulary.
+        hidden_by: padding masks that hide it: where all say padding, what stands there must change nothing.
+        future: ``inside`` where no output may depend on later positions; or the attention mask that sees to it.
+    """
+    meaning = f"ids, 0 to {below - 1}"
+    return TensorSpec(name, "int64", _axes(dims), meaning, "ids", below, hidden_by=_names(hidden_by), future=future)
+
+
+def values(
+    name: str, dims: Dims, dtype: str = "float32", *, hidden_by: str | Sequence[str] = (), future: str = ""
+) -> TensorSpec:
+    """An input of floats, or an output; see :func:`ids`."""
+    return TensorSpec(name, dtype, _axes(dims), hidden_by=_names(hidden_by), future=future)
+
+
+def padding(name: str, dims: Dims, dtype: str = "bool") -> TensorSpec:
+    """A padding mask, ``bool`` (True = padding) or ``float32`` (added to the scores, -inf = padding)."""
+    return TensorSpec(name, dtype, _axes(dims), _meaning(name, dtype, PADDING_MEANING), "padding")
+
+
+def keep(name: str, dims: Dims, dtype: str = "int64") -> TensorSpec:
+    """A padding mask upside down: 1 = a real position, 0 = padding; ``int64``, ``bool`` or ``float32``."""
+    return TensorSpec(name, dtype, _axes(dims), "1 = a real position, 0 = padding, hidden from attention", "keep")
+
+
+def attention(name: str, dims: Dims, dtype: str = "bool") -> TensorSpec:
+    """An attention mask, ``bool`` (True = may not attend) or ``float32`` (added to the scores)."""
+    return TensorSpec(name, dtype, _axes(dims), _meaning(name, dtype, ATTENTION_MEANING), "attention")
+
+
+def graph(
+    name: str,
+    method: str,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    *,
+    longest: Mapping[str, int] | None = None,
+    empty_rows: bool = False,
+) -> CustomGraph:
+    """A graph of your own model.
+
+    Args:
+        name: of the file.
+        method: of the model, or a submodule's name; ``forward`` is the model itself.
+        inputs: made with :func:`ids`, :func:`values`, :func:`padding`, :func:`keep` and :func:`attention`.
+        outputs: made with :func:`values`, in the order in which the method gives them.
+        longest: by dimension, the longest length that the model takes.
+        empty_rows: whether a query that may attend nowhere has a right result. PyTorch's own attention gives NaN
+            there; without it the first position is open in every mask that is tried.
+
+    Raises:
+        OptionError: where that is no contract.
+    """
+    where = f"graph {name!r}"
+    if not NAME.fullmatch(name) or name in CACHED:
+        raise OptionError(
+            f"{where} cannot be the name of a file here", f"letters, digits and _, but not {', '.join(CACHED)}"
+        )
+    if not inputs or not outputs:
+        raise OptionError(f"{where} has no {'outputs' if inputs else 'inputs'}", "list them by name")
+    for spec in (*inputs, *outputs):
+        if not isinstance(spec, TensorSpec):
+            raise OptionError(f"{where}: {spec!r} is no tensor", "make it with ids, values, padding, keep or attention")
+    names = [spec.name for spec in (*inputs, *outputs)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise OptionError(f"{where} has two tensors called {twice[0]}", "each needs a name of its own")
+    for spec in inputs:
+        if unknown := {*spec.hidden_by, spec.future} - {*names, "", "inside"}:
+            raise OptionError(f"{where}: {spec.name} names {sorted(unknown)[0]}, which is no input", "check its name")
+    axes = _bounded(where, inputs, longest or {})
+    for spec in outputs:
+        if spec.role != "values":
+            raise OptionError(f"{where}: the output {spec.name} is not made of floats", "make it with values")
+        if strange := [axis.name for axis in spec.axes if isinstance(axis, Axis) and axis.name not in axes]:
+            raise OptionError(
+                f"{where}: {spec.name} has the dimension {strange[0]}, and no input has it", "give a number"
+            )
+
+    def settled(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        return tuple(
+            replace(spec, axes=tuple(axes[axis.name] if isinstance(axis, Axis) else axis for axis in spec.axes))
+            for spec in specs
+        )
+
+    contract = Contract(name, settled(inputs), settled(outputs), CUSTOM, empty_rows=empty_rows)
+    return CustomGraph(contract, method)
+
+
+def _bounded(where: str, inputs: Sequence[TensorSpec], longest: Mapping[str, int]) -> dict[str, Axis]:
+    """The dimensions that vary, each with a length of its own at export."""
+    names = list(dict.fromkeys(axis.name for spec in inputs for axis in spec.axes if isinstance(axis, Axis)))
+    if unknown := sorted(set(longest) - set(names)):
+        raise OptionError(f"{where}: longest names {unknown[0]}, which is no dimension", f"choose from {names}")
+    others = [name for name in names if name not in TRACED]
+    if len(others) > len(OTHERS):
+        raise OptionError(f"{where} has {len(others)} dimensions that vary", f"{len(OTHERS)} at most")
+    traced = TRACED | dict(zip(others, OTHERS, strict=False))
+    for name, most in longest.items():
+        if most < max(SHORTEST_LIMIT, traced[name] + 1):
+            raise OptionError(f"{where}: {most} is too short for {name}", "make it a number instead of a dimension")
+    return {name: Axis(name, traced=traced[name], maximum=longest.get(name)) for name in names}
+
+
+def _axes(dims: Dims) -> tuple[Axis | int, ...]:
+    if isinstance(dims, str) or not all(isinstance(dim, (str, int)) for dim in dims):
+        raise OptionError(f"{dims!r} are no dimensions", 'give a list of names and numbers: ["batch", "source", 512]')
+    return tuple(Axis(dim) if isinstance(dim, str) else dim for dim in dims)
+
+
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    return tuple(filter(None, [names])) if isinstance(names, str) else tuple(names)
+
+
+def _meaning(name: str, dtype: str, meanings: Mapping[str, str]) -> str:
+    if dtype not in meanings:
+        raise OptionError(f"{name} cannot be a mask of {dtype}", f"choose from {', '.join(meanings)}")
+    return meanings[dtype]

@@ -1,0 +1,148 @@
+"""``package.module:build``: a user's own code, and the checkpoint that goes into what it makes."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..models.parts import listed
+from ..models.reading import read_file
+from ..models.unwrapping import plain_names, unwrap
+from .contract import Contract
+from .contracts import CustomGraph
+from .errors import OptionError, first_line
+
+PLACE = re.compile(r"(?P<module>[\w.]+):(?P<name>[\w.]+)")
+SHOWN = 3  # names of tensors in a message
+
+
+def make_module(place: str) -> nn.Module:
+    """The module that ``package.module:build`` makes, or is, in float32 and evaluation mode, on the CPU.
+
+    The current folder is looked in as well, as by ``python -m``.
+
+    Raises:
+        OptionError: where there is no such function, it fails, or gives something else.
+    """
+    match = PLACE.fullmatch(place)
+    if match is None:
+        raise OptionError(f"{place!r} names no function", "write package.module:build")
+    with _current_folder():
+        found: Any = _import(match["module"], place)
+        for name in match["name"].split("."):
+            if not hasattr(found, name):
+                raise OptionError(f"{match['module']} has no {match['name']}", "check the name after the colon")
+            found = getattr(found, name)
+        if not isinstance(found, nn.Module):
+            if not callable(found):
+                raise OptionError(f"{place} is a {type(found).__name__}", "name a function that makes the model")
+            try:
+                found = found()
+            except Exception as error:
+                raise OptionError(
+                    f"{place} raised {type(error).__name__}: {first_line(error)}",
+                    "it is called without arguments; -v shows the whole story",
+                ) from error
+    if not isinstance(found, nn.Module):
+        raise OptionError(f"{place} gave a {type(found).__name__}", "it must give a torch.nn.Module")
+    tensors = [*found.parameters(), *found.buffers()]
+    strange = {str(t.dtype) for t in tensors if t.is_floating_point() and t.dtype != torch.float32}
+    if strange or any(t.device.type != "cpu" for t in tensors):
+        raise OptionError(f"{place} gave a model that is not in float32 on the CPU", "call .float().cpu() in it")
+    return found.eval()
+
+
+def load_weights(module: nn.Module, checkpoint: Path, place: str) -> None:
+    """Put the tensors of ``checkpoint`` into ``module``: every one of them, and into every place.
+
+    What wrappers add to names (``module.``, ``_orig_mod.``) is taken off; nothing in the file is executed.
+
+    Raises:
+        CheckpointError: where it cannot be read.
+        OptionError: where its tensors are not the module's.
+    """
+    state = module.state_dict()
+    wanted = dict(zip(plain_names(state), state, strict=True))  # a module may itself have a part called "module"
+    found = unwrap(read_file(checkpoint)).tensors
+    missing, surplus = [name for name in wanted if name not in found], [name for name in found if name not in wanted]
+    if missing or surplus:
+        parts = [f"lacks {listed(missing, 'tensor')}"] if missing else []
+        parts += [f"has {listed(surplus, 'tensor')} too many"] if surplus else []
+        raise OptionError(f"{checkpoint} is not of {place}: it {' and '.join(parts)}", "is it the model's state dict?")
+    for name, ours in wanted.items():
+        if found[name].shape != state[ours].shape:
+            shapes = f"{list(found[name].shape)} in {checkpoint}, {list(state[ours].shape)} in {place}"
+            raise OptionError(f"{name} is {shapes}", "build the model with the sizes that it was trained with")
+    module.load_state_dict({wanted[name]: tensor for name, tensor in found.items()})
+
+
+def read_contract(path: Path, module: nn.Module) -> list[CustomGraph]:
+    """The graphs in a contract: ``GRAPHS``, or what ``graphs(model)`` gives. The file is run.
+
+    Raises:
+        OptionError: where there are none.
+    """
+    if not path.is_file():
+        raise OptionError(f"{path}: no such file", "check the path of the contract")
+    with _current_folder():
+        try:
+            names = runpy.run_path(str(path))
+            found = names["GRAPHS"] if "GRAPHS" in names else names["graphs"](module) if "graphs" in names else None
+        except OptionError:
+            raise
+        except Exception as error:
+            raise OptionError(
+                f"{path} raised {type(error).__name__}: {first_line(error)}", "-v shows the whole story"
+            ) from error
+    graphs = found if isinstance(found, (list, tuple)) else []
+    if not graphs or not all(isinstance(item, CustomGraph) for item in graphs):
+        raise OptionError(f"{path} has no graphs", "set GRAPHS to a list made with mytx.exporter.contracts.graph")
+    names_of = [item.contract.graph for item in graphs]
+    if twice := [name for name in names_of if names_of.count(name) > 1]:
+        raise OptionError(f"{path} has two graphs called {twice[0]}", "each is a file of its own")
+    return list(graphs)
+
+
+def described(contract: Contract) -> str:
+    """A contract in a line: ``src [source, batch], src_mask [source, source] -> memory [source, batch, 64]``."""
+
+    def tensors(specs: Sequence[Any]) -> str:
+        return ", ".join(f"{spec.name} [{', '.join(map(str, spec.labels))}]" for spec in specs)
+
+    return f"{tensors(contract.inputs)} -> {tensors(contract.outputs)}"
+
+
+def _import(name: str, place: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise OptionError(
+                f"{place}: there is no module {error.name}", "run from the folder that it is in, or install it"
+            ) from error
+        raise OptionError(f"{place}: it imports {error.name}, which is not there", "install that") from error
+    except Exception as error:
+        raise OptionError(
+            f"{place}: importing it raised {type(error).__name__}: {first_line(error)}", "-v shows the whole story"
+        ) from error
+
+
+@contextmanager
+def _current_folder() -> Iterator[None]:
+    """A command that is installed does not look into the current folder for modules."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)

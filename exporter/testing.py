@@ -1,0 +1,204 @@
+"""Parity in your own test suite: ``assert_parity`` fails a test as ``mytx-export`` fails a job, with the same words."""
+
+from __future__ import annotations
+
+import inspect
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from ..models import Model
+from ..transformer import MyTransformer
+from .contract import CUSTOM, Axis, Contract, TensorSpec
+from .contracts import CustomGraph
+from .custom import run_model
+from .errors import BundleError, OptionError
+from .formats import FORMATS
+from .graph import Graph
+from .graph_modules import GraphModule
+from .graphs import masks_of
+from .identities import whole_plan
+from .onnx_checks import runs as onnx_runs
+from .onnx_reference import OnnxReference
+from .opened import open_bundle
+from .own_cases import own_case
+from .plan import Array, Case
+from .proving import Request, prove
+from .quiet import quiet
+from .reference import compute_references
+from .report import ParityReport
+from .subject import Subject, custom_model, subject_of
+from .terminal import print_findings, result_table
+from .verify import verify_file
+
+Inputs = Mapping[str, Any]
+WIDTH = 120  # of the message, in characters
+
+
+def assert_parity(
+    exported: str | Path,
+    module: nn.Module,
+    contract: CustomGraph | Sequence[CustomGraph] | Inputs | Sequence[Inputs] | None = None,
+    *,
+    level: str = "standard",
+) -> ParityReport:
+    """Assert that what was exported computes what ``module`` computes, in every runtime that is here.
+
+    Args:
+        exported: a bundle, or an ``.onnx`` file of any exporter.
+        module: the truth, in float32. Its mode is put back afterwards.
+        contract: of an ``.onnx`` file, one made with :func:`mytx.exporter.contracts.graph`, for which a plan of cases
+            is made; or your own inputs, an array or tensor by the name of each, or several such sets. For a bundle of
+            one of mytx's models nothing; of a model of your own its list of contracts.
+        level: of the plan: ``quick``, ``standard`` or ``thorough``.
+
+    Returns:
+        The report, which has passed.
+
+    Raises:
+        AssertionError: where they differ: which file, runtime, case, output and element, and by how much.
+        MytxError: where they cannot be compared: a missing file, a contract or inputs that do not fit.
+    """
+    path = Path(exported)
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with quiet():
+            report = (_bundle if path.is_dir() else _file)(path, module, contract, level)
+    finally:
+        for part, training in modes:
+            part.training = training
+    if not report.passed:
+        raise AssertionError(message(report, path, type(module).__name__))
+    return report
+
+
+def message(report: ParityReport, path: Path, name: str) -> str:
+    """What the command prints of a report, as text."""
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH, highlight=False)
+    console.print(f"{path} does not compute what {name} computes", soft_wrap=True)
+    console.print(result_table(report.graphs))
+    print_findings(console, report.graphs, rest="in the report")
+    return out.getvalue().rstrip()
+
+
+def _bundle(path: Path, module: nn.Module, contract: Any, level: str) -> ParityReport:
+    bundle = open_bundle(path, allow_failed=True)
+    entries = bundle.manifest.of_format("onnx")
+    if not entries:
+        raise BundleError(f"{path} holds no ONNX files", "mytx-export onnx makes some")
+    contracts = {name: entry.contract for name, entry in entries.items()}
+    if isinstance(module, Model):
+        masks = masks_of(list(contracts.values())) if isinstance(module, MyTransformer) else None
+        subject = subject_of(module, masks)
+    else:
+        items = [contract] if isinstance(contract, CustomGraph) else list(contract or ())
+        if not items or not all(isinstance(item, CustomGraph) for item in items):
+            raise OptionError(f"a {type(module).__name__} is not one of mytx's models", "give the bundle's contracts")
+        subject = custom_model(module, items)
+    for name, wanted in contracts.items():
+        if name not in subject.graphs or subject.graphs[name].contract != wanted:
+            raise OptionError(f"the contract of {name} in {path} is not the model's", "export it again")
+    graphs = {name: subject.graphs[name] for name in contracts}
+    return _proven(subject, graphs, path, level)
+
+
+def _file(path: Path, module: nn.Module, contract: Any, level: str) -> ParityReport:
+    if not path.is_file():
+        raise OptionError(f"{path}: no such file", "give a bundle's folder or an .onnx file")
+    if isinstance(contract, CustomGraph):
+        subject = custom_model(module, [contract])
+        graph = subject.graphs[contract.contract.graph]
+        plan = whole_plan(graph.contract, level)
+    else:
+        sets = [contract] if isinstance(contract, Mapping) else list(contract or ())
+        if not sets or not all(isinstance(item, Mapping) for item in sets):
+            raise OptionError(f"nothing says what to run {path.name} on", "give a contract, or inputs by name")
+        graph, plan = _by_inputs(path, module, sets)
+        subject = Subject(module, {graph.name: graph}, {}, ours=False)
+    with subject.tracing():
+        references = compute_references(module, graph, plan)
+        runs = [replace(run, dimensions=isinstance(contract, CustomGraph)) for run in onnx_runs()]
+        reports = verify_file(path, graph.contract, plan, references, runs, format_name="onnx")
+    return ParityReport(tuple(replace(report, graph=path.stem) for report in reports))
+
+
+def _proven(subject: Subject, graphs: dict[str, Graph], folder: Path, level: str) -> ParityReport:
+    with subject.tracing():
+        report, _ = prove(
+            subject.model, graphs, [FORMATS["onnx"].name], folder, Request(level), timed=lambda _: nullcontext()
+        )
+    return report
+
+
+def _by_inputs(path: Path, module: nn.Module, sets: Sequence[Inputs]) -> tuple[Graph, list[Case]]:
+    """The graph that a file of any exporter holds, as the file describes it, with a user's inputs as its cases."""
+    arrays = [{name: _array(value) for name, value in inputs.items()} for inputs in sets]
+    try:
+        described = OnnxReference.open(path).describe()
+    except Exception as error:
+        raise OptionError(f"{path} cannot be read: {' '.join(str(error).split())}", "is it an ONNX file?") from error
+    for inputs in arrays:
+        if set(inputs) != set(described.inputs):
+            raise OptionError(
+                f"{path.name} takes {', '.join(described.inputs)}, the inputs are {', '.join(inputs)}",
+                "give an array by the name of each",
+            )
+
+    def specs(tensors: Mapping[str, tuple[str, tuple[str | int, ...]]]) -> tuple[TensorSpec, ...]:
+        # Of a dimension without a name nothing is known.
+        return tuple(
+            TensorSpec(
+                name,
+                dtype,
+                tuple(
+                    size if isinstance(size, int) and size > 0 else Axis(str(size) if size else f"{name}.{index}")
+                    for index, size in enumerate(shape)
+                ),
+                role="" if dtype != "float32" else "values",
+            )
+            for name, (dtype, shape) in tensors.items()
+        )
+
+    contract = Contract(path.stem, specs(described.inputs), specs(described.outputs), CUSTOM)
+    graph = Graph(contract, _Direct(module, set(described.inputs)), scopes=(), held=frozenset(module.state_dict()))
+    cases = [own_case(f"inputs {number}", inputs, contract) for number, inputs in enumerate(arrays)]
+    cases = [replace(case, name=f"{number:02d}", small=True) for number, case in enumerate(cases)]
+    tensors = {name: torch.from_numpy(array) for name, array in cases[0].inputs.items()}
+    outputs = run_model(graph, cases[0], tensors)
+    if len(outputs) != len(contract.outputs) or not all(isinstance(value, Tensor) for value in outputs):
+        raise OptionError(
+            f"{type(module).__name__} gives {len(outputs)} outputs, {path.name} {len(contract.outputs)}: "
+            f"{', '.join(spec.name for spec in contract.outputs)}",
+            "wrap the module so that it gives the same tensors",
+        )
+    return graph, cases
+
+
+class _Direct(GraphModule):
+    """A module called with the inputs of a file: by name where these are its arguments, otherwise in their order."""
+
+    def __init__(self, model: nn.Module, names: set[str]) -> None:
+        super().__init__(model)
+        self.by_name = names <= set(inspect.signature(model.forward).parameters)
+
+    def forward(self, **inputs: Tensor) -> Any:
+        """What the module gives."""
+        return self.model(**inputs) if self.by_name else self.model(*inputs.values())
+
+    def arguments(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """As they are."""
+        return dict(inputs)
+
+
+def _array(value: Any) -> Array:
+    return np.asarray(value.detach().cpu().numpy() if isinstance(value, Tensor) else value)
