@@ -62,7 +62,7 @@ def export_files(
         ExportError: where a graph cannot be exported.
         OSError: where a file cannot be written.
     """
-    tasks = [Task(name, graph) for name in formats for graph in chosen if graph in FORMATS[name].graphs]
+    tasks = [Task(name, graph) for name in formats for graph in chosen if FORMATS[name].holds(graphs[graph].contract)]
     finite = all(is_finite(tensor) for tensor in model.state_dict().values())
     if jobs == 1 or len(tasks) == 1 or not finite:  # what is not finite cannot be saved for the other processes
         for task in tasks:

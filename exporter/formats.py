@@ -12,7 +12,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from .contract import GRAPHS
+from .contract import GRAPHS, Contract
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Format:
         name: on the command line and in the manifest.
         suffix: of its files.
         exporter, checker: modules of this package.
-        graphs: those that it is made for.
+        graphs: those of mytx's models that it is made for.
+        custom: whether graphs of other models can be made in it.
         flexible: whether masks can be left out.
         runs_code: whether to open a file of it can run code that somebody put there.
     """
@@ -33,8 +34,13 @@ class Format:
     exporter: str
     checker: str
     graphs: tuple[str, ...] = GRAPHS
+    custom: bool = False
     flexible: bool = False
     runs_code: bool = False
+
+    def holds(self, contract: Contract) -> bool:
+        """Whether a graph can have a file in it."""
+        return self.custom if contract.custom else contract.graph in self.graphs
 
     def file(self, graph: str) -> str:
         """The name of the file of a graph."""
@@ -54,7 +60,7 @@ PLAIN = ("encoder", "decoder", "full")  # what has no search in it
 FORMATS = {
     row.name: row
     for row in (
-        Format("onnx", ".onnx", "onnx_files", "onnx_checks"),
+        Format("onnx", ".onnx", "onnx_files", "onnx_checks", custom=True),
         Format(
             "torchscript",
             ".ts.pt",

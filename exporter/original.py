@@ -23,11 +23,11 @@ from .graph import Graph
 from .identities import hides, sizes_of
 from .plan import Array, Case, example
 from .reference import in_float64
+from .report import REFERENCE
 from .runtimes import Description, described
 from .usual import METHODS, NAMES, Usual, arguments_of, usual
 from .verify import Run, small
 
-REFERENCE = "reference "  # before its name in a report
 # Whose padding an original's argument is where ours has no such input.
 STANDS_IN = {"memory_key_padding_mask": "src_key_padding_mask"}
 

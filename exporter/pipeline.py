@@ -186,7 +186,9 @@ def _check_custom(formats: Sequence[str], jobs: int) -> None:
 
 def choose(available: dict[str, Graph], components: Sequence[str], formats: Sequence[str]) -> tuple[str, ...]:
     """The graphs to export, in their usual order: those of ``components``, or all, that any of ``formats`` can hold."""
-    possible = [name for name in available if any(name in FORMATS[known].graphs for known in formats)]
+    possible = [
+        name for name, graph in available.items() if any(FORMATS[known].holds(graph.contract) for known in formats)
+    ]
     for name in components:
         if name not in available:
             raise OptionError(f"this model has no {name} graph", f"choose from {', '.join(possible)}")
@@ -225,7 +227,7 @@ def _describe(
             known.file(name): describe_graph(folder / known.file(name), known.name, contract_in(known, graph))
             for known in map(FORMATS.__getitem__, formats)
             for name, graph in graphs.items()
-            if name in known.graphs
+            if known.holds(graph.contract)
         },
         assumed=subject.assumed,
         parity=parity,

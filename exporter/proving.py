@@ -77,7 +77,7 @@ def prove(
     reports: list[GraphReport] = []
     stored = {}
     for name, graph in graphs.items():  # one after the other: the references of large models are large
-        holding = [FORMATS[item] for item in formats if name in FORMATS[item].graphs]
+        holding = [FORMATS[item] for item in formats if FORMATS[item].holds(graph.contract)]
         plan = _plan(graph, request, flexible=any(known.flexible for known in holding), steps="step" in graphs)
         progress(f"Computing the reference of {name} in PyTorch")
         compute, more = SEARCH if graph.contract.searches else PLAIN
@@ -133,7 +133,7 @@ def _prove_file(
     del weights
     release_memory()
     contract = contract_in(known, graph)
-    present = [name for name in graphs if name in known.graphs]
+    present = [name for name, item in graphs.items() if known.holds(item.contract)]
     runs = runs_of(known, graph.name, contract, present, folder, verbose)
     with lent(graph.module.model, folder):
         reports = verify_file(

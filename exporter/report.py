@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+REFERENCE = "reference "  # what the name of a runtime begins with that is another implementation of the model
+
 
 @dataclass(frozen=True)
 class Finding:

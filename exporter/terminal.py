@@ -19,6 +19,7 @@ from rich.table import Table
 from .compare import EXACT, FACTOR
 from .contract import CACHED
 from .formats import FORMATS
+from .report import REFERENCE
 
 if TYPE_CHECKING:
     from .benching import BenchResult
@@ -84,6 +85,12 @@ def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
         )
     else:
         console.print(f"[red bold]Parity failed.[/] The files are in {place}  ({total})", soft_wrap=True)
+        if result.report and any(row.runtime.startswith(REFERENCE) and not row.passed for row in result.report.graphs):
+            console.print(
+                "The reference computes something else than what mytx read from the checkpoint: is what was assumed "
+                "right, and --nhead?",
+                soft_wrap=not console.is_terminal,
+            )
         _offer_locate(console, result.bundle, result.report.graphs if result.report else ())
 
 
@@ -206,7 +213,7 @@ def result_table(reports: Sequence[GraphReport]) -> Table:
     """One row for each file: the worst of all ways that it was run in, in float32 and in float64."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("file")
-    for title in ("ways to run", "cases", "max error", "worst ratio", "in float64"):
+    for title in ("ways", "cases", "max error", "worst ratio", "in float64"):
         table.add_column(title, justify="right")
     table.add_column("")
     for (graph, format_name), rows in _by_file(reports).items():

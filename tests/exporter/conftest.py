@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from cli_support import Result, run_here, save_folder, save_pt, use_exports
+from custom_support import QUICK, forget, write_example
+from custom_support import run as run_example
 from exported_models import Exported
 
 from bundles import tiny_model
@@ -49,3 +52,28 @@ def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
 def quick(monkeypatch: pytest.MonkeyPatch, couplet: Exported) -> None:
     """The export itself was done before."""
     use_exports(monkeypatch, couplet)
+
+
+@pytest.fixture(scope="session")
+def example_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The worked example of a user's own model, with a checkpoint."""
+    return write_example(tmp_path_factory.mktemp("translation"))
+
+
+@pytest.fixture
+def inside_example(example_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Its folder is the current one."""
+    monkeypatch.chdir(example_folder)
+    yield
+    forget()
+
+
+@pytest.fixture(scope="session")
+def example_bundle(example_folder: Path) -> Path:
+    """It, exported with its contract."""
+    with contextlib.chdir(example_folder):
+        command = ["onnx", "model.pt", "--model", "translation:build", "--contract", "contract.py", "-o", "bundle"]
+        result = run_example(*command, *QUICK)
+    forget()
+    assert result.code == 0, result.err
+    return example_folder / "bundle"
