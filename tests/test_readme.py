@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,7 @@ def run(command: list[str], folder: Path) -> str:
 def test_the_commands_and_the_code_run_as_they_stand(tmp_path):
     torch.manual_seed(0)
     torch.save(TranslationModel(30, 20, 32, 4, 1, 1, 48).state_dict(), tmp_path / "model.pt")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     after_setup = blocks("sh setup")[0].partition("pip install . && ")[2]
     assert after_setup.startswith("mytx-export onnx -o demo-bundle")
     spelled = run(["bash", "-ec", after_setup], tmp_path).splitlines()
@@ -49,8 +51,15 @@ def test_the_commands_and_the_code_run_as_they_stand(tmp_path):
 
 def test_there_is_something_to_run():
     assert len(blocks("sh setup")) == 2
-    assert len(blocks("sh")) == 5
-    assert len(blocks("python")) == 4
+    assert len(blocks("sh")) == 8
+    assert len(blocks("python")) == 6
+
+
+def test_the_recipe_for_github_runs_the_commands_that_are_run_here():
+    (recipe,) = re.findall(r"^```yaml\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    steps = re.findall(r"- run: (mytx-export .*)", recipe)
+    assert len(steps) == 2
+    assert "\n".join(steps) in blocks("sh")
 
 
 def test_ci_runs_the_test_command_of_the_readme():

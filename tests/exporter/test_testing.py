@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from bundles import tiny_bundle, tiny_model
 from onnx import numpy_helper
 from torch import Tensor, nn
 
+from bundles import tiny_bundle, tiny_model
 from mytx.exporter.contracts import graph, ids, values
 from mytx.exporter.errors import MytxError
 from mytx.exporter.testing import assert_parity
