@@ -23,7 +23,7 @@ from .memory import release_memory
 from .plan import Array, Case, few_cases, optional_cases, step_cases
 from .reference import compute_references, measure_more
 from .report import Finding, GraphReport, ParityReport
-from .search_reference import measure_search, search_references
+from .search_reference import endless, measure_search, search_references
 from .stored import BUNDLE_LIMIT, StoredCases, select
 from .verify import Run, composed_runs, runs_of, small, verify_file
 
@@ -31,6 +31,9 @@ Progress = Callable[[str], None]
 Clock = Callable[[str], AbstractContextManager[None]]
 PLAIN = (compute_references, measure_more)
 SEARCH = (search_references, measure_search)
+ENDLESS = (
+    "no sentence of the plan ends before it must, so whether the search stops there was not tried: --case gives more"
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,10 @@ def prove(
             reports += _prove_eager(graphs, graph, plan, references, (request.originals or {}).get(name))
             for known in holding:
                 progress(f"Verifying {known.file(name)}")
-                reports += _prove_file(graphs, graph, known, folder, plan, references, measure, request.verbose)
+                found = _prove_file(graphs, graph, known, folder, plan, references, measure, request.verbose)
+                if graph.contract.searches and endless(plan, references):
+                    found = [replace(report, notes=(*report.notes, ENDLESS)) for report in found]
+                reports += found
                 release_memory()
         stored[name] = select(plan, references, BUNDLE_LIMIT // len(graphs))
         del references, measure

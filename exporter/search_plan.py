@@ -69,6 +69,19 @@ def _case(contract: Contract, name: str, row: tuple[int, int, str, dict[str, flo
     return Case(name, inputs, ", ".join(words), group, small=is_small_search(inputs))
 
 
+def in_range(contract: Contract, inputs: dict[str, Any]) -> bool:
+    """Whether a search can do what is wished for as it stands, and need not bring a number into its range."""
+    longest, beams = int(inputs["max_length"]), int(inputs.get("num_beams", 1))
+    limits = {spec.name: spec.limit for spec in contract.inputs}
+    return (
+        1 <= longest <= limits["max_length"]
+        and 0 <= int(inputs["min_length"]) <= longest
+        and 1 <= beams <= limits.get("num_beams", 1)
+        and 1 <= int(inputs.get("num_hypotheses", 1)) <= beams
+        and float(inputs["length_penalty"]) >= 0
+    )
+
+
 def is_small_search(inputs: dict[str, Any]) -> bool:
     """Whether a slow runtime can be asked for a search."""
     hypotheses = len(inputs["src"]) * max(1, int(inputs.get("num_beams", 1)))

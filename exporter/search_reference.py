@@ -6,7 +6,7 @@ float32 can tell are both right. The margin that the search reports says how nea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +65,15 @@ def measure_search(
     scores = before["scores"]
     references[index] = {**before, "scores": replace(scores, noise=max([scores.noise, *map(float, errors)]))}
     return references[index]
+
+
+def endless(plan: Sequence[Case], references: Sequence[Mapping[str, Expected]]) -> bool:
+    """Whether no sentence ends before it must: then nothing tells whether the search stops at the end id."""
+    return not any(
+        (outputs["lengths"].values < max(1, int(case.inputs["max_length"]))).any()
+        for case, outputs in zip(plan, references, strict=True)
+        if case.group != "range"
+    )
 
 
 def _nudged(model: nn.Module, graph: Graph, plan: Sequence[Case], seeds: Iterable[int]) -> list[list[Result]]:

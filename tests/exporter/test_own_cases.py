@@ -14,7 +14,7 @@ from exported_models import EVERY_MASK, classification, plain, translation
 from mytx.exporter import OptionError
 from mytx.exporter.contract import Contract
 from mytx.exporter.graphs import graphs_of
-from mytx.exporter.own_cases import read_cases
+from mytx.exporter.own_cases import own_case, read_cases
 from mytx.exporter.plan import Array
 from mytx.transformer import MyTransformer
 
@@ -269,3 +269,13 @@ def test_one_path_may_stand_alone_and_be_a_string(tmp_path: Path) -> None:
     path = saved(tmp_path, encoder_inputs())
     for files in (path, str(path), [str(path)]):
         assert list(read_cases(files, CONTRACTS)) == ["encoder"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("numbers", "group"), [({"max_length": 4}, "own"), ({"max_length": 0}, "range"),
+    ({"max_length": 4, "min_length": 5}, "range"), ({"max_length": 4, "num_beams": 2, "num_hypotheses": 3}, "range"),
+    ({"max_length": 4, "length_penalty": -1}, "range")])  # fmt: skip
+def test_numbers_out_of_range_are_for_files_that_bring_them_into_it(numbers: dict[str, float], group: str) -> None:
+    contract = graphs_of(translation(max_length=20))["generate"].contract
+    inputs = {"src": np.ones((1, 3), np.int64), "src_key_padding_mask": np.zeros((1, 3), bool)}
+    inputs |= {name: np.array(value, contract.input(name).dtype) for name, value in numbers.items()}
+    assert own_case("mine", inputs, contract).group == group

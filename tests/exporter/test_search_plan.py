@@ -14,7 +14,7 @@ from mytx.exporter.errors import OptionError
 from mytx.exporter.graphs import graphs_of
 from mytx.exporter.identities import whole_plan
 from mytx.exporter.plan import LEVELS, Case
-from mytx.exporter.search_plan import SMALL, is_small_search, make_search_plan
+from mytx.exporter.search_plan import SMALL, in_range, is_small_search, make_search_plan
 
 CONTRACTS: dict[str, Contract] = {
     f"{kind}, {name}": graphs_of(model)[name].contract
@@ -147,6 +147,12 @@ def test_the_whole_plan_of_a_search_is_the_search_plan_and_a_users_own_cases() -
     assert [case.words for case in whole[:-1]] == [case.words for case in make_search_plan(GENERATE, level="quick")]
     assert whole[-1].inputs is own.inputs
     assert len({case.name for case in whole}) == len(whole)
+
+
+def test_numbers_are_in_range_but_in_the_cases_that_are_to_have_others() -> None:
+    for contract in (GENERATE, CONTRACTS["translation, greedy"]):
+        for case in make_search_plan(contract, level="thorough"):
+            assert in_range(contract, case.inputs) == (case.group != "range"), case.words
 
 
 def test_a_slow_runtime_is_asked_for_little() -> None:

@@ -21,7 +21,7 @@ from mytx.exporter.plan import Array, Case
 from mytx.exporter.report import GraphReport
 from mytx.exporter.runtimes import Description
 from mytx.exporter.search_plan import make_search_plan
-from mytx.exporter.search_reference import measure_search, search_references
+from mytx.exporter.search_reference import endless, measure_search, search_references
 from mytx.exporter.stored import read_stored, select, write_stored
 from mytx.exporter.verify import Run, verify_file
 from mytx.models import Generator
@@ -275,3 +275,12 @@ def test_what_is_wrong_fails_with_a_message_that_can_be_read(spoil: Spoil, words
     report = judged(graph, one, expected, outputs)
     assert not report.passed
     assert any(re.search(words, finding.message) for finding in report.findings), report.findings
+
+
+def test_a_plan_in_which_no_sentence_ends_is_told_from_one_in_which_some_do() -> None:
+    def outputs(*lengths: int) -> dict[str, Expected]:
+        return {"lengths": Expected(np.array([lengths], dtype=np.float64), 0.0, exact=True)}
+
+    plan = [Case("00", {"max_length": np.array(5)}, ""), Case("01", {"max_length": np.array(0)}, "", "range")]
+    assert endless(plan, [outputs(5, 5), outputs(0)])
+    assert not endless(plan, [outputs(5, 4), outputs(1)])
