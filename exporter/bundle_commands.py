@@ -92,18 +92,24 @@ def locate(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Find the first place where an ONNX graph in BUNDLE leaves the model, by the name of its module.
+    """Find the first place where an ONNX graph in BUNDLE leaves the model: a module, or a rewrite by onnxruntime.
 
     Every block of the graph is run in float64 on the model's own inputs to it, so a block that introduces an error is
     told from one that passes it on. What is found is written as a minimal reproduction: the block as an ONNX file,
-    inputs, expected output, and a script. Exit code 1 when a place is found.
+    inputs, expected output, and a script.
+
+    Where no block does, or the modules are fused, as in graphs that decode, the stored cases are run in onnxruntime
+    with its optimiser off and on. If they fail with it alone, the fewest rewrites without which they pass are named.
+    Exit code 1 when anything is found.
 
     \b
-    Example:
+    Examples:
       mytx-export locate bundle.failed --graph decoder
+      mytx-export locate bundle --graph greedy
     """
     from .locating import locate_in_bundle
-    from .terminal import Progress, print_located
+    from .terminal import Progress
+    from .terminal_located import print_located
 
     with Progress(shown=not quiet) as progress:
         result = locate_in_bundle(

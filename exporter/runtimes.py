@@ -35,12 +35,15 @@ class RuntimeOptions:
         verbose: whether the runtime's own messages reach the terminal.
         providers: execution providers, the one to be preferred first; names as onnxruntime's or short, whatever the
             case: ``CUDAExecutionProvider``, ``cuda``. What they cannot do is done on the CPU.
+        disabled_optimizers: rewrites of onnxruntime's optimiser to be left out, by its own names; one that it does not
+            know changes nothing.
     """
 
     level: str = "all"
     threads: int = 0
     verbose: bool = False
     providers: tuple[str, ...] = ("cpu",)
+    disabled_optimizers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -175,8 +178,15 @@ class OnnxRuntime:
         self.options = options
 
     @classmethod
-    def open(cls, path: str | Path, options: RuntimeOptions | None = None) -> OnnxRuntime:
+    def open(
+        cls, path: str | Path, options: RuntimeOptions | None = None, *, optimized: Path | None = None
+    ) -> OnnxRuntime:
         """Load the file at ``path``; whatever onnxruntime raises goes through.
+
+        Args:
+            path: the file.
+            options: how it is run.
+            optimized: write what the optimiser made of it to this file, and its weights to one beside it.
 
         Raises:
             OptionError: for execution providers that this onnxruntime does not have, or cannot use here.
@@ -192,7 +202,13 @@ class OnnxRuntime:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if not options.verbose:
             settings.log_severity_level = _FATAL  # what matters arrives as an exception
-        session = onnxruntime.InferenceSession(str(path), settings, providers=providers)
+        if optimized is not None:
+            settings.optimized_model_filepath = str(optimized)
+            weights = f"{optimized.name}.weights"  # beside it, as a file of ONNX holds no more than 2 GB
+            settings.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
+        session = onnxruntime.InferenceSession(
+            str(path), settings, providers=providers, disabled_optimizers=list(options.disabled_optimizers)
+        )
         # One whose libraries are missing is left out without an error, and everything would run on the CPU.
         if unused := [name for name in providers if name not in session.get_providers()]:
             raise OptionError(f"onnxruntime cannot use {unused[0]} here", "its libraries or its device are missing")

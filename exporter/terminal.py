@@ -20,17 +20,17 @@ from .compare import EXACT, FACTOR
 from .contract import CACHED
 from .formats import FORMATS
 from .report import REFERENCE
+from .runtimes import LEVELS, OnnxRuntime, RuntimeOptions
 
 if TYPE_CHECKING:
     from .benching import BenchResult
     from .check import BundleCheck, BundlePlan
-    from .locating import BundleLocated
     from .pipeline import ExportResult
     from .report import GraphReport
 
-SHOWN_PLACES = 3
 # What tells most comes first.
 ORDER = ("place", "weights", "interface", "structure", "rounding", "not judged", "runtime")
+UNOPTIMIZED, *OPTIMIZED = (OnnxRuntime.label(RuntimeOptions(level=level)) for level in LEVELS)
 WHEREVER = ("place", "weights")  # not a matter of the runtime
 
 
@@ -72,7 +72,7 @@ def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
         parts = "; ".join(f"{source}: {', '.join(values)}" for source, values in by_source.items())
         console.print(f"[yellow]Assumed[/], as the checkpoint does not say. {escape(parts)}", soft_wrap=not wraps)
     total = f"{sum(result.seconds.values()):.0f} s"
-    place = escape(_short(result.bundle))
+    place = escape(short(result.bundle))
     if result.passed is None:
         console.print(f"[yellow bold]Not verified.[/] {place}  ({total})", soft_wrap=True)
     elif result.passed:
@@ -100,16 +100,21 @@ def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
     console.print(result_table(result.report.graphs))
     print_findings(console, result.report.graphs)
     verdict = "[green bold]Passed.[/]" if result.passed else "[red bold]Parity failed.[/]"
-    place = escape(_short(result.bundle))
+    place = escape(short(result.bundle))
     console.print(f"{verdict} {place} is whole, manifest {result.manifest_sha256[:12]}  ({result.seconds:.1f} s)")
     _offer_locate(console, result.bundle, result.report.graphs)
 
 
 def _offer_locate(console: Console, bundle: Path, reports: Sequence[GraphReport]) -> None:
-    """What to run next, where an ONNX file computes something else than the model."""
-    plain = [row for row in reports if row.format == "onnx" and row.graph not in CACHED]
-    if any("structure" in {finding.check for finding in row.findings} for row in plain):
-        console.print(f"Where it begins: mytx-export locate {escape(shlex.quote(_short(bundle)))}", soft_wrap=True)
+    """What to run next, where an ONNX file computes something else than the model, or is optimised into that."""
+    rows = [row for row in reports if row.format == "onnx"]
+    wrong = any("structure" in {finding.check for finding in row.findings} for row in rows if row.graph not in CACHED)
+    unoptimized = {row.graph for row in rows if row.passed and row.runtime == UNOPTIMIZED}
+    optimized = (row for row in rows if row.runtime in OPTIMIZED)
+    by_optimizer = any(not row.passed and row.graph in unoptimized for row in optimized)
+    if wrong or by_optimizer:
+        title = "Where it begins" if wrong else "By which rewrite of onnxruntime's optimiser"
+        console.print(f"{title}: mytx-export locate {escape(shlex.quote(short(bundle)))}", soft_wrap=True)
 
 
 def _ratio(ratio: float) -> str:
@@ -117,46 +122,12 @@ def _ratio(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 1000 else f"{ratio:.0e}"
 
 
-def _short(path: Path) -> str:
+def short(path: Path) -> str:
     """``path`` from the current folder, if there is one and that is shorter."""
     try:
         return min(os.path.relpath(path), str(path), key=len)
     except OSError:
         return str(path)
-
-
-def print_located(result: BundleLocated, *, to_stderr: bool = False) -> None:
-    """The first place of each graph, what follows from it, and where its reproduction is."""
-    console = Console(stderr=to_stderr, highlight=False)
-    wraps = console.is_terminal
-    for located in result.graphs:
-        if not located.introduced:
-            console.print(
-                f"[green]{located.graph}[/]: computes what the model computes, at all {located.compared} places that "
-                "were compared, in float64. What differs in a runtime is that runtime's doing",
-                soft_wrap=not wraps,
-            )
-        for place in located.introduced[:SHOWN_PLACES]:
-            where = place.module or "the model's own code"
-            console.print(
-                f"[red bold]{located.graph}[/]: [bold]{escape(where)}[/] introduces an error of {place.error:.2g}, "
-                f"{place.allowed:.2g} allowed, in {escape(place.value)} by {escape(place.node or 'no node')}; "
-                f"{escape(place.case)}",
-                soft_wrap=not wraps,
-            )
-        if len(located.introduced) > SHOWN_PLACES:
-            console.print(f"  and {len(located.introduced) - SHOWN_PLACES} more places, see --json")
-        if located.unmatched:
-            console.print(
-                f"  {len(located.unmatched)} modules were not found by the names of the nodes, and only what is around "
-                "them was compared",
-                soft_wrap=not wraps,
-            )
-        if located.introduced and located.passed_on:
-            console.print(f"  passed on by {len(located.passed_on)} modules that introduce none", soft_wrap=True)
-        if located.graph in result.reproductions:
-            folder = escape(_short(result.reproductions[located.graph]))
-            console.print(f"  reproduction: python {folder}/reproduce.py", soft_wrap=True)
 
 
 def print_bench(result: BenchResult, *, to_stderr: bool = False) -> None:

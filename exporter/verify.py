@@ -67,13 +67,16 @@ def runs_of(
         folder: where the files are.
         verbose: let the runtime's own messages through.
     """
-    runs: list[Run] = known.load_checker().runs(verbose)
-    # What can leave out an input is a function of PyTorch, and refuses numbers that are out of range.
-    excluded = {"steps", "range"} if known.flexible else {"steps", "optional"}
-    runs = [_without(run, excluded) for run in runs]
+    runs = [_without(run, left_out(known)) for run in known.load_checker().runs(verbose)]
     if graph == "full" and not contract.custom:
         runs += composed_runs(runs[0], lambda name: runs[0].open(folder / known.file(name)), contract, present)
     return runs
+
+
+def left_out(known: Format) -> set[str]:
+    """The groups of cases that a file of a format is not asked for."""
+    # What can leave out an input is a function of PyTorch, and refuses numbers that are out of range.
+    return {"steps", "range"} if known.flexible else {"steps", "optional"}
 
 
 def composed_runs(

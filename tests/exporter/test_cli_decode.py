@@ -12,7 +12,7 @@ from cli_support import Result, assert_refused, names
 from test_rebuilt import relist
 
 from bundles import copy_of_bundle, tiny_model, whole_bundle
-from mytx.exporter.contract import CACHED, GRAPHS, SEARCHES
+from mytx.exporter.contract import GRAPHS, SEARCHES
 from mytx.exporter.errors import OptionError
 from mytx.exporter.graphs import graphs_of
 from mytx.exporter.pipeline import choose
@@ -96,18 +96,6 @@ def test_the_plan_of_a_search_can_be_looked_at(run: Run) -> None:
     assert result.code == 0
     assert "num_beams 4, num_hypotheses 3" in result.out
     assert "past 4" in result.out
-
-
-@pytest.mark.parametrize("name", CACHED)
-def test_a_place_is_not_looked_for_where_weights_are_fused(name: str, run: Run) -> None:
-    refused = run("locate", whole_bundle(), "--graph", name, "--no-reproduction")
-    assert_refused(refused, f"in {name} the model's modules are fused")
-
-
-def test_locate_without_a_graph_looks_into_the_others(run: Run) -> None:
-    result = run("locate", whole_bundle(), "--no-reproduction", "--json")
-    assert result.code == 0
-    assert [row["graph"] for row in result.json()["graphs"]] == ["encoder", "decoder", "full"]
 
 
 @pytest.mark.parametrize("name", ["step", *SEARCHES])
