@@ -61,7 +61,7 @@ class ExportResult:
         return {
             "passed": self.passed,
             "bundle": str(self.bundle),
-            "graphs": [graph.to_dict() for graph in self.report.graphs] if self.report else [],
+            "graphs": self.report.to_dict(details=False)["graphs"] if self.report else [],
             "assumed": list(self.assumed),
             "manifest_sha256": self.manifest_sha256,
             "seconds": self.seconds,
@@ -212,8 +212,11 @@ def _describe(
     assumed: tuple[Any, ...],
 ) -> str:
     """Write ``parity.json`` and, last, the manifest; returns the manifest's digest."""
-    parity = report.to_dict() if report else {"passed": None, "graphs": []}
-    write_json(folder / "parity.json", parity)
+    nothing: dict[str, Any] = {"passed": None, "graphs": []}
+    if report:
+        (folder / "parity.json").write_text(report.to_json(), encoding="utf-8")
+    else:
+        write_json(folder / "parity.json", nothing)
     manifest = Manifest(
         format=FORMAT,
         tools={name: metadata.version(name) for name in TOOLS} | {"python": platform.python_version()},
@@ -231,7 +234,7 @@ def _describe(
             if name in known.graphs
         },
         assumed=assumed,
-        parity=parity,
+        parity=report.to_dict(details=False) if report else nothing,
     )
     write_json(folder / MANIFEST, manifest.to_dict())
     return sha256(folder / MANIFEST)
