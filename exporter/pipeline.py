@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +18,29 @@ from .exporting import export_files
 from .formats import FORMATS, ExportOptions
 from .graph import Graph
 from .graphs import graphs_of
-from .manifest import FORMAT, MANIFEST, MODEL, Manifest, describe_files, describe_graph, sha256, weights_sha256
+from .manifest import (
+    FORMAT,
+    MANIFEST,
+    MODEL,
+    Manifest,
+    describe_file,
+    describe_files,
+    describe_graph,
+    sha256,
+    weights_sha256,
+)
 from .memory import release_memory
 from .onnx_format import DEFAULT_OPSET, check_opset
 from .own_cases import read_cases
+from .page import PAGE, parity_page
 from .plan import Array, check_level
 from .proving import Request, contract_in, prove
 from .quiet import quiet
 from .report import ParityReport
 from .shared_weights import shares, write_weights
 from .stored import STORED, write_stored
-from .version import version
+from .version import version, versions
 
-TOOLS = ("mytx", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 Progress = Callable[[str], None]
 
 
@@ -211,7 +219,7 @@ def _describe(
     report: ParityReport | None,
     assumed: tuple[Any, ...],
 ) -> str:
-    """Write ``parity.json`` and, last, the manifest; returns the manifest's digest."""
+    """Write ``parity.json``, the page, and last the manifest; returns the manifest's digest."""
     nothing: dict[str, Any] = {"passed": None, "graphs": []}
     if report:
         (folder / "parity.json").write_text(report.to_json(), encoding="utf-8")
@@ -219,7 +227,7 @@ def _describe(
         write_json(folder / "parity.json", nothing)
     manifest = Manifest(
         format=FORMAT,
-        tools={name: metadata.version(name) for name in TOOLS} | {"python": platform.python_version()},
+        tools=versions(),
         model={
             "kind": config_of(model).kind,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -236,6 +244,9 @@ def _describe(
         assumed=assumed,
         parity=report.to_dict(details=False) if report else nothing,
     )
+    (folder / PAGE).write_bytes(parity_page(report, manifest))
+    page = describe_file(folder, folder / PAGE)
+    manifest = replace(manifest, files=tuple(sorted((*manifest.files, page), key=lambda entry: entry.path)))
     write_json(folder / MANIFEST, manifest.to_dict())
     return sha256(folder / MANIFEST)
 
