@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from made_reports import EVIL, GROUPS, case, doubted, lifted, manifest, report, row, unloadable
 
-from mytx.exporter.page import MOST_FAILURES, parity_page
+from mytx.exporter.page import MOST_FAILURES, TEMPLATES, parity_page
 from mytx.exporter.page_plots import RunCase, histogram_of, plots_of
 from mytx.exporter.report import Finding, GraphReport, ParityReport
 
@@ -187,6 +188,14 @@ def test_without_pytorchs_own_errors_the_page_says_that_they_are_not_known() -> 
     assert "PyTorch's own are not known" in page(report(row(own_spread=()))).text
     shown = page(report(row(spread=(), own_spread=())))
     assert "errors of the file, in float32" not in shown.text
+
+
+def test_an_installed_package_has_the_templates() -> None:
+    """An editable install has them anyway; a wheel has what setup.cfg says."""
+    settings = configparser.ConfigParser()
+    settings.read(Path(__file__).parents[2] / "setup.cfg")
+    pattern = settings["options.package_data"]["mytx.exporter"]
+    assert sorted(path.name for path in TEMPLATES.parent.glob(pattern)) == ["parity.css", "parity.html", "plots.html"]
 
 
 def test_jinja2_is_loaded_only_for_a_page() -> None:
