@@ -8,7 +8,15 @@ from pathlib import Path
 import click
 
 from .formats import FORMATS
-from .options import case_option, json_option, key_option, model_option, quiet_option, verbose_option
+from .options import (
+    case_option,
+    json_option,
+    junit_option,
+    key_option,
+    model_option,
+    quiet_option,
+    verbose_option,
+)
 from .output import PARITY_FAILED, PASSED, show
 
 
@@ -30,6 +38,10 @@ from .output import PARITY_FAILED, PASSED, show
 @case_option
 @model_option
 @click.option("--show-plan", is_flag=True, help="Print the cases, and run nothing.")
+@junit_option
+@click.option(
+    "--html", metavar="FILE", type=click.Path(path_type=Path), help="Write a page on the result, as the bundle has one."
+)
 @json_option
 @verbose_option
 @quiet_option
@@ -40,6 +52,8 @@ def verify(
     own: tuple[Path, ...],
     factory: str | None,
     show_plan: bool,
+    junit: Path | None,
+    html: Path | None,
     as_json: bool,
     verbose: bool,
     quiet: bool,
@@ -55,18 +69,24 @@ def verify(
       mytx-export verify bundle
       mytx-export verify bundle --show-plan
       mytx-export verify bundle --plan thorough --case mine.npz
+      mytx-export verify bundle --junit parity.xml --html parity.html
     """
     from .check import plan_of_bundle, verify_bundle
+    from .report_files import check_places, write_check
     from .terminal import Progress, print_check, print_plan
 
     if show_plan:
+        if junit or html:
+            raise click.UsageError("--show-plan runs nothing, so there is nothing to write to --junit or --html.")
         show(plan_of_bundle(bundle, level=level, own=own), print_plan, as_json, quiet)
         return PASSED
+    check_places({"--junit": junit, "--html": html}, [bundle], own)  # before minutes of work
     with Progress(shown=not (quiet or verbose)) as progress:
         result = verify_bundle(
             bundle, formats=formats, level=level, own=own, factory=factory, verbose=verbose, progress=progress
         )
     show(result, print_check, as_json, quiet)
+    write_check(result, junit=junit, html=html)
     return PASSED if result.passed else PARITY_FAILED
 
 

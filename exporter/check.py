@@ -45,7 +45,7 @@ class BundleCheck:
         return {
             "passed": self.passed,
             "bundle": str(self.bundle),
-            "graphs": self.report.to_dict()["graphs"],
+            "graphs": self.report.to_dict(details=False)["graphs"],
             "manifest_sha256": self.manifest_sha256,
             "seconds": self.seconds,
         }

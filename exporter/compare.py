@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from .contract import Contract
 from .plan import Array
+from .spread import Spread, spread_of, tally
 
 FACTOR = 4.0  # of float32 rounding
 EXACT = 0.1  # of the same, for a file that is run in float64: nothing rounds, so almost nothing may differ
@@ -39,6 +40,8 @@ class Expected:
         exact: the values are ids or counts, of which none may differ.
         ties: sentences, along the first dimension, for which another result is as right: they are not compared.
         pad: where some tie, what fills up the last dimension, which is as long as the longest result.
+        spread: how large the errors of one plain float32 run of PyTorch are, in units of :attr:`unit`; see
+            :mod:`~mytx.exporter.spread`. Empty where it is not known.
     """
 
     values: NDArray[np.float64]
@@ -49,6 +52,17 @@ class Expected:
     exact: bool = False
     ties: tuple[int, ...] = ()
     pad: int | None = None
+    spread: Spread = ()
+
+    @property
+    def magnitude(self) -> float:
+        """The largest magnitude in the whole output."""
+        return float(np.abs(self.values).max(initial=0.0)) if self.scale is None else self.scale
+
+    @property
+    def unit(self) -> float:
+        """The error that is allowed for each unit of the factor."""
+        return unit_of(self.noise, self.magnitude)
 
     @property
     def full_shape(self) -> tuple[int, ...]:
@@ -76,6 +90,9 @@ class Comparison:
         elements: how many were compared.
         interface: whether it is not the values that are wrong, but the name, dtype or shape.
         ties: sentences that were not compared, as another result is as right.
+        allowed: the largest difference that would have passed; None where there is no such number.
+        spread: how large the errors are, in units of what the factor 1 allows; empty for ids, or without numbers.
+        own_spread: the same of one plain float32 run of PyTorch, of the whole output; empty where it is not known.
     """
 
     output: str
@@ -88,6 +105,14 @@ class Comparison:
     elements: int = 0
     interface: bool = False
     ties: tuple[int, ...] = ()
+    allowed: float | None = None
+    spread: Spread = ()
+    own_spread: Spread = ()
+
+
+def unit_of(noise: float, scale: float) -> float:
+    """The error that is allowed for each unit of the factor."""
+    return noise + ULP * scale
 
 
 def compare_case(
@@ -145,10 +170,10 @@ def compare_values(output: str, actual: Array, expected: Expected, factor: float
     np.abs(error, out=error)  # in place: with a large vocabulary each copy is tens of megabytes
     worst = int(error.argmax())
     largest = float(error[worst])
-    scale = float(np.abs(reference).max()) if expected.scale is None else expected.scale
     if expected.exact:
         return _compare_exactly(output, largest, worst, found, reference, expected)
-    allowance = noise + ULP * scale
+    scale = expected.magnitude
+    allowance = unit_of(noise, scale)
     ratio = largest / allowance if allowance > 0 else (0.0 if largest == 0 else math.inf)
     verdict, reason = PASS, ""
     if not ratio <= factor:  # so written, NaN fails
@@ -160,7 +185,9 @@ def compare_values(output: str, actual: Array, expected: Expected, factor: float
     elif not noise <= NOISE_LIMIT * scale:  # so written, NaN is too large
         verdict = NOT_JUDGED
         reason = f"PyTorch's own float32 error is {noise:.3g} on values up to {scale:.3g}: too large to judge by"
-    return Comparison(output, largest, noise, ratio, verdict, expected.at(worst), reason, reference.size)
+    spread = spread_of(tally(error), allowance)  # last: it works in the memory of the errors
+    result = Comparison(output, largest, noise, ratio, verdict, expected.at(worst), reason, reference.size)
+    return replace(result, allowed=factor * allowance, spread=spread, own_spread=expected.spread)
 
 
 def _compare_exactly(

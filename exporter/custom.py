@@ -19,8 +19,7 @@ from .contracts import CustomGraph
 from .errors import OptionError, first_line
 from .graph import Graph
 from .graph_modules import GraphModule
-from .identities import sizes_of
-from .plan import Case, example, make_plan
+from .plan import Case, example, make_plan, sizes_of
 from .program import untied
 
 FORWARD = "forward"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from .options import (
     checkpoint_options,
     custom_options,
     json_option,
+    junit_option,
     plan_option,
     quiet_option,
     together,
@@ -54,6 +56,7 @@ export_options = together(
         "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Files to export at the same time."
     ),
     click.option("--force", is_flag=True, help="Replace a bundle that is there."),
+    junit_option,
     json_option,
     verbose_option,
     quiet_option,
@@ -144,17 +147,27 @@ def all_formats(**options: Any) -> int:
 COMMANDS = (onnx, torchscript, pt2, all_formats)
 
 
-def _run(formats: list[str], *, as_json: bool, verbose: bool, quiet: bool, **options: Any) -> int:
+def _run(formats: list[str], *, as_json: bool, verbose: bool, quiet: bool, junit: Path | None, **options: Any) -> int:
     if verbose and quiet:
         raise click.UsageError("--verbose and --quiet exclude each other.")
+    if junit and options["no_verify"]:
+        raise click.UsageError("--no-verify proves nothing, so there is nothing to write to --junit.")
+    from .report_files import check_places, write_export
     from .terminal import Progress, print_result
 
+    bundles = [options["output"], Path(f"{os.path.realpath(options['output'])}.failed")]
+    check_places(
+        {"--junit": junit},
+        bundles,
+        [options[name] for name in ("checkpoint", "also", "contract", "vocab")] + [*options["own"]],
+    )
     if "torchscript" in formats and not quiet:
         click.echo(TORCHSCRIPT_IS_DEPRECATED, err=True)
     with Progress(shown=not (quiet or verbose)) as progress, causes(shown=verbose):
         progress("Starting PyTorch")
         result = _export(formats, verbose=verbose, progress=progress, **options)
     show(result, print_result, as_json, quiet)
+    write_export(result, junit=junit)
     return PARITY_FAILED if result.passed is False else PASSED
 
 

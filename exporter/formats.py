@@ -88,3 +88,8 @@ class ExportOptions:
     opset: int = 18
     producer: str = ""
     verbose: bool = False
+
+
+def label(graph: str, format_name: str) -> str:
+    """The file of a graph, for people; the model itself has none."""
+    return FORMATS[format_name].file(graph) if format_name in FORMATS else f"{graph}, PyTorch"

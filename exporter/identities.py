@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .contract import Axis, Contract, TensorSpec
-from .plan import Array, Case, SameAs, disturb, make_plan
+from .plan import Array, Case, SameAs, disturb, make_plan, sizes_of
 from .search_plan import make_search_plan
 
 # Axis -> which positions [batch, length] are kept; None for all.
@@ -49,17 +49,6 @@ def identities(contract: Contract, plan: Sequence[Case], seed: int = 0) -> list[
         step = max(1, len(possible) // EACH)
         found += possible[::step][:EACH]
     return [replace(case, name=f"{len(plan) + index:02d}") for index, case in enumerate(found)]
-
-
-def sizes_of(contract: Contract, case: Case) -> dict[str, int]:
-    """The length of each axis in a case."""
-    sizes: dict[str, int] = {}
-    for spec in contract.inputs:
-        if spec.name in case.inputs:
-            for axis, size in zip(spec.axes, case.inputs[spec.name].shape, strict=True):
-                if isinstance(axis, Axis):
-                    sizes[axis.name] = size // axis.times
-    return sizes
 
 
 # --- the three identities --------------------------------------------------------------------------------------------

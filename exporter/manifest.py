@@ -108,7 +108,12 @@ def _parity(values: dict[str, Any]) -> dict[str, Any]:
 def describe_files(folder: Path) -> tuple[FileEntry, ...]:
     """An entry for each file below ``folder`` but the manifest."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
-    return tuple(FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256(path)) for path in paths)
+    return tuple(describe_file(folder, path) for path in paths)
+
+
+def describe_file(folder: Path, path: Path) -> FileEntry:
+    """The entry for one file below ``folder``."""
+    return FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256(path))
 
 
 def describe_graph(file: Path, format_name: str, contract: Contract) -> GraphEntry:

@@ -53,6 +53,14 @@ case_option: Decorator = click.option(
 )
 
 
+junit_option: Decorator = click.option(
+    "--junit",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the result as JUnit XML, for CI: a test for each group of cases of each file in each runtime.",
+)
+
+
 def together(*decorators: Decorator) -> Decorator:
     """Several decorators as one, in the order in which help shows them."""
     return lambda command: functools.reduce(lambda found, decorate: decorate(found), reversed(decorators), command)

@@ -20,8 +20,8 @@ from .contract import Contract
 from .custom import FORWARD, called, plain_torch
 from .errors import OptionError, first_line
 from .graph import Graph
-from .identities import hides, sizes_of
-from .plan import Array, Case, example
+from .identities import hides
+from .plan import Array, Case, example, sizes_of
 from .reference import in_float64
 from .report import REFERENCE
 from .runtimes import Description, described

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,21 @@ from .errors import OptionError
 from .exporting import export_files
 from .formats import FORMATS, ExportOptions
 from .graph import Graph
-from .manifest import FORMAT, MANIFEST, MODEL, Manifest, describe_files, describe_graph, sha256, weights_sha256
+from .manifest import (
+    FORMAT,
+    MANIFEST,
+    MODEL,
+    Manifest,
+    describe_file,
+    describe_files,
+    describe_graph,
+    sha256,
+    weights_sha256,
+)
 from .memory import release_memory
 from .onnx_format import DEFAULT_OPSET, check_opset
 from .own_cases import read_cases
+from .page import PAGE, parity_page
 from .plan import Array, check_level
 from .proving import Request, contract_in, prove
 from .quiet import quiet
@@ -33,9 +42,8 @@ from .shared_weights import shares, write_weights
 from .stored import STORED, write_stored
 from .subject import Subject, subject_of
 from .verify import Run
-from .version import version
+from .version import version, versions
 
-TOOLS = ("mytx", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 Progress = Callable[[str], None]
 
 
@@ -64,7 +72,7 @@ class ExportResult:
         return {
             "passed": self.passed,
             "bundle": str(self.bundle),
-            "graphs": [graph.to_dict() for graph in self.report.graphs] if self.report else [],
+            "graphs": self.report.to_dict(details=False)["graphs"] if self.report else [],
             "assumed": list(self.assumed),
             "manifest_sha256": self.manifest_sha256,
             "seconds": self.seconds,
@@ -208,12 +216,15 @@ def weights_of(graphs: dict[str, Graph]) -> dict[str, dict[str, Array]]:
 def _describe(
     subject: Subject, graphs: dict[str, Graph], formats: Sequence[str], folder: Path, report: ParityReport | None
 ) -> str:
-    """Write ``parity.json`` and, last, the manifest; returns the manifest's digest."""
-    parity = report.to_dict() if report else {"passed": None, "graphs": []}
-    write_json(folder / "parity.json", parity)
+    """Write ``parity.json``, the page, and last the manifest; returns the manifest's digest."""
+    nothing: dict[str, Any] = {"passed": None, "graphs": []}
+    if report:
+        (folder / "parity.json").write_text(report.to_json(), encoding="utf-8")
+    else:
+        write_json(folder / "parity.json", nothing)
     manifest = Manifest(
         format=FORMAT,
-        tools={name: metadata.version(name) for name in TOOLS} | {"python": platform.python_version()},
+        tools=versions(),
         model={
             "kind": subject.config["kind"],
             "parameters": sum(parameter.numel() for parameter in subject.model.parameters()),
@@ -230,8 +241,11 @@ def _describe(
             if known.holds(graph.contract)
         },
         assumed=subject.assumed,
-        parity=parity,
+        parity=report.to_dict(details=False) if report else nothing,
     )
+    (folder / PAGE).write_bytes(parity_page(report, manifest))
+    page = describe_file(folder, folder / PAGE)
+    manifest = replace(manifest, files=tuple(sorted((*manifest.files, page), key=lambda entry: entry.path)))
     write_json(folder / MANIFEST, manifest.to_dict())
     return sha256(folder / MANIFEST)
 

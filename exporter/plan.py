@@ -184,6 +184,17 @@ def few_cases(plan: Sequence[Case], count: int = 14) -> list[Case]:
     return [*long.values(), *small.values()][:count]
 
 
+def sizes_of(contract: Contract, case: Case) -> dict[str, int]:
+    """The length of each axis in a case."""
+    sizes: dict[str, int] = {}
+    for spec in contract.inputs:
+        if spec.name in case.inputs:
+            for axis, size in zip(spec.axes, case.inputs[spec.name].shape, strict=True):
+                if isinstance(axis, Axis):
+                    sizes[axis.name] = size // axis.times
+    return sizes
+
+
 def example(contract: Contract) -> Case:
     """The case that has the traced lengths."""
     case = _case(contract, "00", _ROWS[0], [0, 0], {name: axis.traced for name, axis in contract.axes.items()})

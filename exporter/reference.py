@@ -18,6 +18,7 @@ from .custom import run_model
 from .graph import Graph
 from .memory import release_memory
 from .plan import Case, SameAs
+from .spread import Sizes, spread_of, tally
 
 Array = NDArray[np.float64]
 JITTERED_RUNS = 4
@@ -27,7 +28,7 @@ CHUNK = 1 << 17  # values that stay in the cache: twice as fast as a whole matri
 
 
 def compute_references(model: nn.Module, graph: Graph, plan: Sequence[Case]) -> list[dict[str, Expected]]:
-    """For each case the outputs of ``graph`` in float64 and the noise of float32.
+    """For each case the outputs of ``graph`` in float64, the noise of float32, and how large one run's errors are.
 
     The noise is the largest error of one float32 run and of four more in which about half of all weights and inputs
     are moved to a neighbouring float32 (half an ULP on average). One run alone is sometimes lucky.
@@ -43,19 +44,27 @@ def compute_references(model: nn.Module, graph: Graph, plan: Sequence[Case]) -> 
         with in_float64(model):
             references = [_run(graph, case, Tensor.double) for case in plan]
         release_memory(cycles=False)
-        plain = [_errors(graph, case, values, lambda x: x) for case, values in zip(plan, references, strict=True)]
+        sizes: list[list[Sizes]] = [[] for _ in plan]
+        plain = [
+            _errors(graph, case, values, lambda x: x, found.append)
+            for case, values, found in zip(plan, references, sizes, strict=True)
+        ]
         noise = np.maximum(plain, _jittered_errors(model, graph, plan, references, range(JITTERED_RUNS)))
-    own = iter(zip(references, noise, strict=True))
+    own = iter(zip(references, noise, sizes, strict=True))
     found: list[dict[str, Expected]] = []
     for case in whole:
         if case.same_as is not None:
             found.append(_derived(case.same_as, found[case.same_as.case]))
             continue
-        outputs, errors = next(own)
-        found.append(
-            {name: Expected(values, float(error)) for name, values, error in zip(names, outputs, errors, strict=True)}
-        )
+        outputs, errors, kept = next(own)
+        measured = map(_measured, outputs, errors, kept)
+        found.append(dict(zip(names, measured, strict=True)))
     return found
+
+
+def _measured(values: Array, error: float, sizes: Sizes) -> Expected:
+    expected = Expected(values, float(error))
+    return replace(expected, spread=spread_of(sizes, expected.unit))
 
 
 def _derived(same: SameAs, other: Mapping[str, Expected]) -> dict[str, Expected]:
@@ -95,7 +104,8 @@ def measure_more(
     with threads_for(model):
         (errors,) = _jittered_errors(model, graph, [plan[index]], [[before[name].values for name in names]], seeds)
     references[index] = {
-        name: replace(before[name], noise=float(np.maximum(before[name].noise, error)))
+        # The spread was in units of the noise before; what is left of it is not worth another run.
+        name: replace(before[name], noise=float(np.maximum(before[name].noise, error)), spread=())
         for name, error in zip(names, errors, strict=True)
     }
     return references[index]
@@ -115,11 +125,21 @@ def _jittered_errors(
     return worst
 
 
-def _errors(graph: Graph, case: Case, references: Sequence[Array], prepare: Callable[[Tensor], Tensor]) -> list[float]:
-    return [
-        float(np.abs(output - reference).max(initial=0.0))
-        for output, reference in zip(_run(graph, case, prepare), references, strict=True)
-    ]
+def _errors(
+    graph: Graph,
+    case: Case,
+    references: Sequence[Array],
+    prepare: Callable[[Tensor], Tensor],
+    keep: Callable[[Sizes], None] | None = None,
+) -> list[float]:
+    """The largest error of each output; ``keep`` is told how many of each size there are."""
+    largest = []
+    for output, reference in zip(_run(graph, case, prepare), references, strict=True):
+        errors = np.abs(output - reference)
+        largest.append(float(errors.max(initial=0.0)))
+        if keep is not None:
+            keep(tally(errors))
+    return largest
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from .graph import Graph
 from .graph_modules import Search
 from .plan import Case
 from .reference import JITTERED_RUNS, MORE_RUNS, in_float64, jittered, threads_for
+from .spread import Spread, spread_of, tally
 
 Floats = NDArray[np.float64]
 Result = tuple[NDArray[np.int64], NDArray[np.int64], Floats, Floats]  # tokens, lengths, scores, margins
@@ -63,7 +64,7 @@ def measure_search(
         if sentence not in before["scores"].ties and _same(exact, run, sentence)
     ]
     scores = before["scores"]
-    references[index] = {**before, "scores": replace(scores, noise=max([scores.noise, *map(float, errors)]))}
+    references[index] = {**before, "scores": replace(scores, noise=max([scores.noise, *map(float, errors)]), spread=())}
     return references[index]
 
 
@@ -108,8 +109,13 @@ def _expected(case: Case, exact: Result, runs: Sequence[Result], pad: int) -> di
     return {
         "tokens": Expected(tokens.astype(np.float64), 0.0, exact=True, ties=ties, pad=pad),
         "lengths": Expected(lengths.astype(np.float64), 0.0, exact=True, ties=ties),
-        "scores": Expected(scores, noise, ties=ties),
+        "scores": replace(Expected(scores, noise, ties=ties), spread=_own_spread(scores, noise, runs[0], same[0])),
     }
+
+
+def _own_spread(scores: Floats, noise: float, plain: Result, same: NDArray[np.bool_]) -> Spread:
+    """How the errors of PyTorch's own plain run are spread, in sentences for which it gave the same ids."""
+    return spread_of(tally(np.abs(plain[2] - scores)[same]), Expected(scores, noise).unit)
 
 
 def _same(exact: tuple[Any, ...], run: Result, sentence: int) -> bool:

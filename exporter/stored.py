@@ -70,6 +70,8 @@ def write_stored(path: Path, graphs: Mapping[str, StoredCases]) -> None:
                 arrays[f"{at}/values/{name}"] = output.values
                 arrays[f"{at}/positions/{name}"] = output.positions
                 outputs_about[name] = {"noise": output.noise, "shape": list(output.full_shape), "scale": output.scale}
+                if output.spread:
+                    outputs_about[name]["spread"] = list(output.spread)
                 if output.exact or output.ties:
                     outputs_about[name] |= {"exact": output.exact, "ties": list(output.ties), "pad": output.pad}
             about = {"group": case.group, "small": case.small, "inputs": list(case.inputs), "outputs": outputs_about}
@@ -114,6 +116,7 @@ def _read_graph(arrays: Mapping[str, Array], graph: str, entries: list[dict[str,
                     bool(about.get("exact", False)),
                     tuple(about.get("ties", ())),
                     about.get("pad"),
+                    tuple(about.get("spread", ())),  # older bundles have none
                 )
                 for name, about in entry["outputs"].items()
             }

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from .compare import EXACT, FACTOR
 from .contract import CACHED
-from .formats import FORMATS
-from .report import REFERENCE
+from .formats import label
+from .report import REFERENCE, by_file
 from .runtimes import LEVELS, OnnxRuntime, RuntimeOptions
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
         console.print(f"[yellow bold]Not verified.[/] {place}  ({total})", soft_wrap=True)
     elif result.passed:
         console.print(f"[green bold]Passed.[/] {place}  ({total})", soft_wrap=True)
-    elif result.report and all(graph.passed or graph.doubted for graph in result.report.graphs):
+    elif result.report and result.report.doubted:
         console.print(
             "[yellow bold]Not proven.[/] Nothing is known to be wrong, but PyTorch's own float32 is too far off its "
             f"float64 to judge by. The files are in {place}  ({total})",
@@ -187,12 +187,12 @@ def result_table(reports: Sequence[GraphReport]) -> Table:
     for title in ("ways", "cases", "max error", "worst ratio", "in float64"):
         table.add_column(title, justify="right")
     table.add_column("")
-    for (graph, format_name), rows in _by_file(reports).items():
+    for (graph, format_name), rows in by_file(reports).items():
         single = [row for row in rows if row.allowed == FACTOR]
         double = [row for row in rows if row.allowed != FACTOR]
         passed, doubted = all(row.passed for row in rows), all(row.passed or row.doubted for row in rows)
         table.add_row(
-            _file(graph, format_name),
+            label(graph, format_name),
             str(len(rows)),
             str(sum(row.cases for row in rows)),
             _largest([row.max_abs_error for row in single], lambda error: f"{error:.1e}"),
@@ -203,18 +203,6 @@ def result_table(reports: Sequence[GraphReport]) -> Table:
     return table
 
 
-def _by_file(reports: Sequence[GraphReport]) -> dict[tuple[str, str], list[GraphReport]]:
-    files: dict[tuple[str, str], list[GraphReport]] = {}
-    for report in reports:
-        files.setdefault((report.graph, report.format), []).append(report)
-    return files
-
-
-def _file(graph: str, format_name: str) -> str:
-    """The file of a graph; the model itself has none."""
-    return FORMATS[format_name].file(graph) if format_name in FORMATS else f"{graph}, PyTorch"
-
-
 def _largest(numbers: Sequence[float], show: Callable[[float], str]) -> str:
     """The largest number as it is shown; a dash where there is none, or no number to it."""
     return show(max(numbers)) if numbers and all(map(math.isfinite, numbers)) else "-"
@@ -222,8 +210,8 @@ def _largest(numbers: Sequence[float], show: Callable[[float], str]) -> str:
 
 def print_findings(console: Console, reports: Sequence[GraphReport], rest: str = "in parity.json") -> None:
     """What is wrong with each file: one finding of each kind, and in which runtimes; and where the rest is."""
-    for (graph, format_name), rows in _by_file(reports).items():
-        file = _file(graph, format_name)
+    for (graph, format_name), rows in by_file(reports).items():
+        file = label(graph, format_name)
         kinds: dict[str, tuple[str, list[str]]] = {}
         total = set[str]()
         for row in rows:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from .compare import EXACT, FACTOR, FAIL, NOT_JUDGED, PASS, Comparison, Expected, compare_case
-from .contract import Contract, TensorSpec
+from .compare import EXACT, FACTOR, FAIL, Comparison, Expected, compare_case
+from .contract import Contract
 from .formats import Format
+from .judging import check_interface, judge
 from .memory import release_memory
 from .plan import Case
 from .report import Finding, GraphReport
-from .runtimes import Composed, Description, Runtime, Stepped, run_all
+from .runtimes import Composed, Runtime, Stepped, run_all
 
 # The largest of five errors is sometimes small by luck: of 1.4 million honest comparisons 1 in 70,000 was more than
 # four times that far off. So a few cases that are not far off have their noise measured once more, by more runs.
@@ -130,7 +131,7 @@ def verify_file(
     runs: Sequence[Run],
     *,
     format_name: str,
-    found: Sequence[Finding] = (),
+    found: Sequence[Finding] | None = None,
     measure: Measure | None = None,
 ) -> list[GraphReport]:
     """Verify one file in each way of ``runs``.
@@ -142,13 +143,16 @@ def verify_file(
         expected: the reference for each case; it may be changed meanwhile by ``measure``.
         runs: how to run it.
         format_name: for the report.
-        found: what was found wrong before, with the weights say; it fails every report.
+        found: what is wrong with the weights; it fails every report. None where nobody looked at them.
         measure: called for a case that fails by little.
     """
+    before: Sequence[Finding] = found or ()
     if len(plan) != len(expected):  # some of it would not be looked at
-        found = [*found, Finding("runtime", f"there are {len(plan)} cases, and references for {len(expected)}")]
+        missing = Finding("runtime", f"there are {len(plan)} cases, and references for {len(expected)}")
+        before = [*before, missing]
         plan = plan[: len(expected)]
-    return [_verify_run(path, contract, plan, expected, run, format_name, found, measure) for run in runs]
+    looked_at = ("runtime", "interface") if found is None else ("weights", "runtime", "interface")
+    return [_verify_run(path, contract, plan, expected, run, format_name, before, looked_at, measure) for run in runs]
 
 
 def _verify_run(
@@ -159,8 +163,10 @@ def _verify_run(
     run: Run,
     format_name: str,
     found: Sequence[Finding],
+    checked: Sequence[str],
     measure: Measure | None,
 ) -> GraphReport:
+    begun = time.perf_counter()
     contract = contract.lifted() if run.lifted else contract
     factor = EXACT if run.lifted else FACTOR
     numbers = [number for number, case in enumerate(plan) if run.takes(case)]
@@ -170,7 +176,9 @@ def _verify_run(
         description = runtime.describe()
     except Exception as error:
         message = f"{run.runtime} cannot load {path.name}: {' '.join(str(error).split())}"
-        return judge(contract, run, asked, {}, [*found, Finding("runtime", message)], format_name=format_name)
+        found = [*found, Finding("runtime", message)]
+        checked = [check for check in checked if check != "interface"]
+        return judge(contract, run, asked, {}, found, format_name=format_name, checked=checked)
     findings = [*found, *check_interface(contract, description, dimensions=run.dimensions)]
     # Run everything first, then judge: one failure must not hide the next.
     results: dict[str, list[Comparison]] = {}
@@ -178,7 +186,7 @@ def _verify_run(
         case = plan[number]
         if isinstance(outputs, Exception):
             message = f"case {case.name} ({case.words}): {' '.join(str(outputs).split())}"
-            findings.append(Finding("runtime", message))
+            findings.append(Finding("runtime", message, case.name))
         else:
             results[case.name] = compare_case(contract, outputs, expected[number], factor)
     if measure is not None:
@@ -189,7 +197,8 @@ def _verify_run(
                 results[plan[number].name] = compare_case(contract, outputs, measure(number), factor)
     del runtime
     release_memory(cycles=False)
-    return judge(contract, run, asked, results, findings, format_name=format_name)
+    seconds = round(time.perf_counter() - begun, 3)
+    return judge(contract, run, asked, results, findings, format_name=format_name, checked=checked, seconds=seconds)
 
 
 def _doubtful(results: Mapping[str, Sequence[Comparison]], factor: float) -> set[str]:
@@ -202,89 +211,3 @@ def _doubtful(results: Mapping[str, Sequence[Comparison]], factor: float) -> set
     ]
     few = len(failed) <= DOUBTFUL_CASES and all(ratio <= DOUBTFUL_RATIO * factor for _, ratio in failed)
     return {name for name, _ in failed} if few else set()
-
-
-def judge(
-    contract: Contract,
-    run: Run,
-    plan: Sequence[Case],
-    results: Mapping[str, Sequence[Comparison]],
-    findings: Sequence[Finding],
-    *,
-    format_name: str,
-) -> GraphReport:
-    """One line of the report out of all comparisons of a graph in a runtime, by the name of their case."""
-    found = list(findings)
-    values = "structure" if run.lifted else "rounding"
-    worst_ratio, worst_case, largest, compared = 0.0, "", 0.0, 0
-    notes: dict[str, str] = {}
-    for case in plan:
-        for comparison in results.get(case.name, ()):
-            compared += comparison.elements
-            if comparison.ties:
-                which = ", ".join(map(str, comparison.ties))
-                notes[case.name] = f"case {case.name} ({case.words}): sentence {which} has two results that tie"
-            if comparison.verdict != PASS:
-                where = f" at {list(comparison.worst_index)}" if comparison.worst_index else ""
-                verdict = "" if comparison.verdict == FAIL else f"{comparison.verdict}: "
-                text = f"case {case.name} ({case.words}), {comparison.output}{where}: {verdict}{comparison.reason}"
-                check = "interface" if comparison.interface else values
-                found.append(Finding(check if comparison.verdict == FAIL else NOT_JUDGED, text))
-            if not comparison.ratio <= worst_ratio:
-                worst_ratio, worst_case = comparison.ratio, case.words
-            if not comparison.max_abs_error <= largest:
-                largest = comparison.max_abs_error
-    if compared == 0:
-        found.append(Finding(values, "nothing was compared"))
-        largest = worst_ratio = math.inf
-    complete = len(results) == len(plan)
-    if not complete:
-        found.append(Finding("runtime", f"{len(plan) - len(results)} of {len(plan)} cases gave no result"))
-    return GraphReport(
-        graph=contract.graph,
-        format=format_name,
-        runtime=run.runtime,
-        cases=len(results),
-        compared=compared,
-        max_abs_error=largest,
-        worst_ratio=worst_ratio,
-        worst_case=worst_case,
-        passed=not found and complete,
-        findings=tuple(found),
-        allowed=EXACT if run.lifted else FACTOR,
-        notes=tuple(notes.values()),
-    )
-
-
-def check_interface(contract: Contract, description: Description, *, dimensions: bool = True) -> list[Finding]:
-    """Exactly the contract's tensors, with its dtypes and dimensions as far as the runtime knows them."""
-    return [
-        Finding("interface", message)
-        for kind, specs, found in (
-            ("input", contract.inputs, description.inputs),
-            ("output", contract.outputs, description.outputs),
-        )
-        for message in _interface_problems(kind, specs, found, dimensions)
-    ]
-
-
-def _interface_problems(
-    kind: str,
-    specs: Sequence[TensorSpec],
-    found: Mapping[str, tuple[str, tuple[str | int, ...]]],
-    dimensions: bool,
-) -> list[str]:
-    names = [spec.name for spec in specs]
-    problems = [f"{kind} {name} is not in the contract" for name in found if name not in names]
-    if not problems and len(found) == len(names) and list(found) != names:
-        problems = [f"the {kind}s stand in the order {', '.join(found)}, the contract says {', '.join(names)}"]
-    for spec in specs:
-        if spec.name not in found:
-            problems.append(f"{kind} {spec.name} is missing from the file")
-            continue
-        dtype, shape = found[spec.name]
-        if dtype and dtype != spec.dtype:
-            problems.append(f"{kind} {spec.name} is {dtype}, the contract says {spec.dtype}")
-        if dimensions and shape != spec.labels:
-            problems.append(f"{kind} {spec.name} is {list(shape)}, the contract says {list(spec.labels)}")
-    return problems

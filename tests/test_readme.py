@@ -51,7 +51,7 @@ def test_the_commands_and_the_code_run_as_they_stand(tmp_path):
 
 def test_there_is_something_to_run():
     assert len(blocks("sh setup")) == 2
-    assert len(blocks("sh")) == 8
+    assert len(blocks("sh")) == 9
     assert len(blocks("python")) == 6
 
 

@@ -35,12 +35,12 @@ from mytx.exporter import pt2_format
 from mytx.exporter.errors import BundleError, ExportError, OptionError
 from mytx.exporter.graph import Graph
 from mytx.exporter.graph_modules import GraphModule
+from mytx.exporter.judging import check_interface
 from mytx.exporter.program import export_program
 from mytx.exporter.program_text import is_expression
 from mytx.exporter.pt2_format import ExportedGraph, find_weights, load
 from mytx.exporter.quiet import quiet
 from mytx.exporter.torch_runtime import describe_file
-from mytx.exporter.verify import check_interface
 from mytx.transformer import MyTransformerEncoderLayer
 
 

@@ -12,10 +12,11 @@ import pytest
 
 from mytx.exporter.compare import EXACT, FACTOR, FAIL, NOT_JUDGED, PASS, Comparison
 from mytx.exporter.contract import Axis, Contract, TensorSpec
+from mytx.exporter.judging import check_interface, judge
 from mytx.exporter.plan import Case
-from mytx.exporter.report import Finding, GraphReport, ParityReport
+from mytx.exporter.report import NO_RESULT, CaseReport, Finding, GraphReport, ParityReport
 from mytx.exporter.runtimes import Description
-from mytx.exporter.verify import Run, check_interface, judge
+from mytx.exporter.verify import Run
 
 INPUT = TensorSpec("x", "int64", (Axis("batch"), Axis("source")))
 MASK = TensorSpec("mask", "bool", (Axis("batch"), Axis("source")))
@@ -37,7 +38,9 @@ def judged(*comparisons: Comparison, **changes: Any) -> GraphReport:
 
 def test_good_comparisons_in_every_case_pass() -> None:
     report = judged(GOOD, replace(GOOD, max_abs_error=3e-7, ratio=1.5), GOOD)
-    assert report == GraphReport("encoder", "onnx", "a runtime", 3, 24, 3e-7, 1.5, "source 2", True, ())
+    assert len(report.details) == 3
+    plain = GraphReport("encoder", "onnx", "a runtime", 3, 24, 3e-7, 1.5, "source 2", True, ())
+    assert replace(report, details=()) == plain
     assert judged(GOOD, GOOD, GOOD, format_name="other").format == "other"
 
 
@@ -85,7 +88,8 @@ def test_one_failure_anywhere_fails_and_all_failures_are_shown(position: int) ->
     report = judged(*comparisons)
     assert not report.doubted
     assert not report.passed
-    assert report.findings == (Finding("rounding", f"case 0{position} (source {position + 1}), y at [0, 3]: off"),)
+    words = f"case 0{position} (source {position + 1}), y at [0, 3]: off"
+    assert report.findings == (Finding("rounding", words, f"0{position}"),)
     assert (report.worst_ratio, report.max_abs_error, report.worst_case) == (99.0, 0.5, f"source {position + 1}")
     bad = replace(GOOD, verdict=FAIL, reason="bad")
     assert len(judged(bad, bad, bad).findings) == 3
@@ -141,16 +145,70 @@ def test_a_run_in_float64_without_results_fails_by_structure_too() -> None:
     assert {finding.check for finding in judged(run=LIFTED).findings} == {"structure", "runtime"}
 
 
+# --- the details -----------------------------------------------------------------------------------------------------
+
+
+def test_each_case_that_was_asked_for_has_a_line_of_its_own() -> None:
+    worse = replace(GOOD, output="z", max_abs_error=3e-7, ratio=1.5, allowed=8e-7)
+    bad = replace(GOOD, verdict=FAIL, ratio=1.0, reason="off", allowed=4e-7)
+    stopped = Finding("runtime", "case 02 (source 3): no memory", "02")
+    report = judged(results={"00": [GOOD, worse], "01": [bad, worse]}, findings=[stopped])
+    first, second, third = report.details
+    assert first == CaseReport("00", "shapes", "source 1", {"batch": 1, "source": 1}, "z", 3e-7, 2e-7, 8e-7, 1.5, PASS)
+    assert (second.output, second.verdict, second.passed) == ("y", FAIL, False)  # a verdict before a number
+    assert second.message == "case 01 (source 2), y at [0, 1]: off"
+    assert third == CaseReport("02", "shapes", "source 3", {"batch": 1, "source": 3}, message=stopped.message)
+    assert (third.verdict, third.passed) == (NO_RESULT, False)
+
+
+def test_the_spread_is_the_sum_over_cases_in_which_pytorchs_own_is_known() -> None:
+    known = replace(GOOD, spread=(1, 2), own_spread=(2, 1))
+    unknown = replace(GOOD, spread=(5, 5))
+    report = judged(known, unknown, known)
+    assert (report.spread, report.own_spread) == ((2, 4), (4, 2))
+    report = judged(unknown, GOOD, unknown)
+    assert (report.spread, report.own_spread) == ((10, 10), ())
+
+
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 PASSED = judged(GOOD, GOOD, GOOD)
 FAILED = judged(findings=[Finding("weights", 'ключ "a" differs')])
 
 
-@pytest.mark.parametrize("report", [PASSED, FAILED, judged(GOOD, GOOD, GOOD, run=LIFTED)])
+MEASURED = replace(GOOD, allowed=1e-6, spread=(1, 2), own_spread=(2, 1))
+BROKEN = Comparison("y", math.inf, math.nan, math.inf, FAIL, (), "shape", interface=True)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        PASSED,
+        FAILED,
+        judged(GOOD, GOOD, GOOD, run=LIFTED),
+        judged(MEASURED, BROKEN, checked=("weights", "interface"), seconds=1.5),
+    ],
+)
 def test_json_keeps_a_report_infinity_included(report: GraphReport) -> None:
     text = json.dumps(report.to_dict(), allow_nan=False)
     assert GraphReport.from_dict(json.loads(text)) == report
+
+
+def test_json_without_details_is_what_it_was_and_can_be_read() -> None:
+    report = judged(MEASURED, MEASURED, BROKEN, checked=("interface",))
+    values = report.to_dict(details=False)
+    assert not {"details", "spread", "own_spread", "checked", "seconds"} & set(values)
+    assert GraphReport.from_dict(values) == replace(report, details=(), spread=(), own_spread=(), checked=())
+    del values["notes"]  # as older versions wrote it
+    for finding in values["findings"]:
+        del finding["case"]
+    assert GraphReport.from_dict(values).findings[0].case == ""
+
+
+def test_as_text_it_is_the_same_json_whatever_stands_in_it() -> None:
+    evil = Finding("rounding", '"details": "@0", "spread": "@1" ключ', "00")
+    report = ParityReport((judged(MEASURED, BROKEN, findings=[evil]), PASSED, FAILED))
+    assert json.loads(report.to_json()) == json.loads(json.dumps(report.to_dict()))
 
 
 def test_infinity_is_null_in_json() -> None:

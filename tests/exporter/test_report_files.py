@@ -1,0 +1,309 @@
+"""``--junit``, ``--html`` and ``parity.html`` as a user meets them: what is written, where, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import onnx
+import pytest
+from cli_support import Result, assert_refused, contents, names
+from onnx import numpy_helper
+
+from bundles import copy_of_bundle, edit_manifest, tiny_bundle
+from mytx.exporter import check, pipeline, report_files, verify_bundle
+from mytx.exporter.manifest import describe_files
+from mytx.exporter.report import Finding, ParityReport
+from mytx.exporter.report_files import check_places, write_whole
+from mytx.exporter.stored import read_stored
+
+Run = Callable[..., Result]
+TINY_FILES = ("encoder.onnx", "decoder.onnx", "full.onnx")
+
+
+def damage(bundle: Path, graph: str) -> None:
+    """Change a weight of a graph, as a broken tool would, and make the manifest fit it."""
+    path = bundle / f"{graph}.onnx"
+    model = onnx.load(path)
+    tensor = next(item for item in model.graph.initializer if item.name.endswith("layers.0.linear1.weight"))
+    values = numpy_helper.to_array(tensor).copy()
+    values[0, 0] += 1e-2
+    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    onnx.save(model, path)
+    edit_manifest(bundle, files=[vars(entry) for entry in describe_files(bundle)])
+
+
+def failed_tests(path: Path) -> set[tuple[str, str]]:
+    tests = ElementTree.parse(path).getroot().iter("testcase")
+    return {(str(test.get("classname")), str(test.get("name"))) for test in tests if test.find("failure") is not None}
+
+
+# --- verify ----------------------------------------------------------------------------------------------------------
+
+
+def test_verify_writes_both_and_says_what_it_said_before(run: Run, tmp_path: Path) -> None:
+    places = tmp_path / "parity.xml", tmp_path / "page.html"
+    result = run("verify", tiny_bundle(), "--junit", places[0], "--html", places[1], "--json")
+    assert result.code == 0
+    assert set(result.json()) == {"passed", "bundle", "graphs", "manifest_sha256", "seconds"}
+    assert names(tmp_path) == ["page.html", "parity.xml"]
+    root = ElementTree.parse(places[0]).getroot()
+    assert (root.get("failures"), [suite.get("name") for suite in root]) == ("0", [f"parity.{f}" for f in TINY_FILES])
+    properties = {item.get("name"): item.get("value") for item in root.iter("property")}
+    assert properties["manifest_sha256"] == result.json()["manifest_sha256"]
+    assert {"mytx", "onnxruntime", "python"} <= set(properties)
+    page = places[1].read_text()
+    assert "Yes, passed" in page
+    assert result.json()["manifest_sha256"] in page
+
+
+@pytest.mark.parametrize("graph", ["encoder", "decoder", "full"])
+def test_a_fault_fails_the_tests_of_its_file_and_the_page_names_it(graph: str, run: Run, tmp_path: Path) -> None:
+    bundle = copy_of_bundle(tmp_path)
+    damage(bundle, graph)
+    junit, html = tmp_path / "parity.xml", tmp_path / "page.html"
+    assert run("verify", bundle, "--junit", junit, "--html", html).code == 1
+    failed = failed_tests(junit)
+    own = {test for test in failed if "decoder(encoder)" not in test[1]}
+    assert {classname for classname, _ in own} == {f"parity.{graph}.onnx"}
+    assert {name for _, name in own} >= {
+        f"{runtime}: {group}"
+        for runtime in ("onnxruntime", "onnx.reference, float64")
+        for group in ("shapes", "disturbed", "identities")
+    }
+    assert not any(name.endswith((": interface", ": loading and running")) for _, name in failed)
+    halves = {f"onnxruntime, decoder(encoder): {group}" for group in ("shapes", "disturbed", "identities")}
+    assert {name for _, name in failed - own} == (set() if graph == "full" else halves)
+    page = html.read_text()
+    assert "No, failed" in page
+    assert f"<h3>{graph}.onnx" in page
+    assert page.index("What failed") < page.index("What was tried")
+
+
+def test_what_does_not_load_and_what_has_another_interface_fails_where_one_looks(run: Run, tmp_path: Path) -> None:
+    bundle = copy_of_bundle(tmp_path)
+    model = onnx.load(bundle / "decoder.onnx")
+    model.graph.node[0].op_type = "NoSuchOperator"
+    onnx.save(model, bundle / "decoder.onnx")
+    model = onnx.load(bundle / "encoder.onnx")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "other"
+    onnx.save(model, bundle / "encoder.onnx")
+    edit_manifest(bundle, files=[vars(entry) for entry in describe_files(bundle)])
+    assert run("verify", bundle, "--junit", tmp_path / "parity.xml").code == 1
+    failed = failed_tests(tmp_path / "parity.xml")
+    assert ("parity.decoder.onnx", "onnxruntime: loading and running") in failed
+    assert ("parity.decoder.onnx", "onnxruntime: shapes") in failed
+    assert ("parity.encoder.onnx", "onnxruntime: interface") in failed
+    assert ("parity.encoder.onnx", "onnxruntime: shapes") not in failed
+
+
+def test_every_finding_of_a_real_report_is_in_the_file(tmp_path: Path, run: Run) -> None:
+    bundle = copy_of_bundle(tmp_path)
+    damage(bundle, "encoder")
+    run("verify", bundle, "--junit", tmp_path / "parity.xml")
+    text = "\n".join(found.text or "" for found in ElementTree.parse(tmp_path / "parity.xml").getroot().iter("failure"))
+    for row in verify_bundle(bundle).report.graphs:
+        for finding in row.findings:
+            assert f"{finding.check}: {finding.message}" in text
+
+
+def test_cases_that_were_stored_without_a_spread_are_verified_and_shown(run: Run, tmp_path: Path) -> None:
+    bundle = copy_of_bundle(tmp_path)
+    with np.load(bundle / "reference.npz") as arrays:
+        kept = dict(arrays)
+    index = json.loads(kept["index"].tobytes())
+    for cases in index.values():
+        for case in cases:
+            for output in case["outputs"].values():
+                output.pop("spread", None)
+    kept["index"] = np.frombuffer(json.dumps(index).encode(), dtype=np.uint8)
+    np.savez(bundle / "reference.npz", **kept)
+    edit_manifest(bundle, files=[vars(entry) for entry in describe_files(bundle)])
+    assert run("verify", bundle, "--html", tmp_path / "page.html").code == 0
+    assert "PyTorch's own are not known" in (tmp_path / "page.html").read_text().replace("&#39;", "'")
+
+
+# --- the bundle ------------------------------------------------------------------------------------------------------
+
+
+def test_a_bundle_has_the_page_the_details_and_a_small_manifest() -> None:
+    bundle = tiny_bundle()
+    page = (bundle / "parity.html").read_text()
+    parity = json.loads((bundle / "parity.json").read_text())
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    listed = {entry["path"]: entry["sha256"] for entry in manifest["files"]}
+    assert "Yes, passed" in page
+    assert all(digest in page for path, digest in listed.items() if path != "parity.html")
+    assert list(listed) == sorted(listed)
+    report = ParityReport.from_dict(parity)
+    assert [len(row.details) for row in report.graphs] == [row.cases for row in report.graphs]
+    assert all("details" not in row and "spread" not in row for row in manifest["parity"]["graphs"])
+    assert [row["runtime"] for row in manifest["parity"]["graphs"]] == [row.runtime for row in report.graphs]
+    stored = read_stored(bundle / "reference.npz")
+    assert {case.name for case in stored["full"].plan} <= {case.name for case in report.graphs[-1].details}
+
+
+def test_the_page_of_a_bundle_draws_every_case_of_every_file() -> None:
+    report = ParityReport.from_dict(json.loads((tiny_bundle() / "parity.json").read_text()))
+    files = {(row.graph, row.format) for row in report.graphs if row.format != "eager"}
+    cases = {(row.graph, row.format, case.name) for row in report.graphs for case in row.details}
+    expected = sum((graph, format_name) in files for graph, format_name, _ in cases)
+    page = (tiny_bundle() / "parity.html").read_text()
+    assert page.count('<circle class="mark"') == 2 * expected
+
+
+def test_each_case_is_a_line_of_parity_json() -> None:
+    text = (tiny_bundle() / "parity.json").read_text()
+    report = ParityReport.from_dict(json.loads(text))
+    assert report.to_json() == text
+    lines = [line for line in text.splitlines() if line.startswith('        {"name": ')]
+    assert len(lines) == sum(len(row.details) for row in report.graphs)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_bundle_that_failed_has_a_page_too_and_junit_names_the_weights(
+    folder: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mytx.exporter import onnx_checks
+
+    monkeypatch.setattr(onnx_checks, "find_weights", lambda *_: [Finding("weights", "a weight differs")])
+    junit = tmp_path / "parity.xml"
+    result = run("onnx", folder, "-o", tmp_path / "bundle", "--component", "encoder", "--junit", junit)
+    assert result.code == 1
+    assert failed_tests(junit) == {("parity.encoder.onnx", "weights")}
+    page = (tmp_path / "bundle.failed" / "parity.html").read_text()
+    assert "No, failed" in page
+    assert "a weight differs" in page
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_export_writes_junit_and_its_weights_have_a_test(folder: Path, run: Run, tmp_path: Path) -> None:
+    junit = tmp_path / "parity.xml"
+    assert run("onnx", folder, "-o", tmp_path / "bundle", "--component", "encoder", "--junit", junit, "-q").code == 0
+    root = ElementTree.parse(junit).getroot()
+    tests = [(test.get("classname"), test.get("name")) for test in root.iter("testcase")]
+    assert ("parity.encoder.onnx", "weights") in tests
+    assert ("parity.encoder, PyTorch", "PyTorch: identities") in tests
+    assert (root.get("failures"), failed_tests(junit)) == ("0", set())
+    assert float(root.get("time", "")) > 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_verification_the_page_says_so(folder: Path, run: Run, tmp_path: Path) -> None:
+    assert run("onnx", folder, "-o", tmp_path / "bundle", "--component", "encoder", "--no-verify").code == 0
+    assert "Not verified" in (tmp_path / "bundle" / "parity.html").read_text()
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is exported or verified: what is refused is refused before."""
+    for module, name in ((check, "verify_bundle"), (pipeline, "export_bundle")):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("the work was begun"))
+
+
+# The words of the path, and those of the message.
+REFUSED = [
+    ("missing/x", "there is no folder"),
+    ("", "is a folder"),
+    ("bundle", "is in the bundle"),
+    ("bundle/x", "is in the bundle"),
+    ("bundle/deep/x", "is in the bundle"),
+    ("link/x", "is in the bundle"),
+    ("file/x", "there is no folder"),
+    ("pipe", "is not a file"),
+    ("/proc/x", "cannot be written"),
+    ("/dev/null", "is not a file"),
+]
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("option", ["--junit", "--html"])
+@pytest.mark.parametrize(("place", "words"), REFUSED)
+def test_a_place_that_cannot_be_is_refused_before_the_work(
+    option: str, place: str, words: str, run: Run, tmp_path: Path
+) -> None:
+    copy_of_bundle(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "bundle")
+    (tmp_path / "file").write_text("mine")
+    os.mkfifo(tmp_path / "pipe")
+    before = contents(tmp_path / "bundle"), names(tmp_path)
+    assert_refused(run("verify", tmp_path / "bundle", option, tmp_path / place), words, option)
+    assert (contents(tmp_path / "bundle"), names(tmp_path)) == before
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("command", ["onnx", "torchscript", "pt2", "all"])
+@pytest.mark.parametrize("place", ["new/x", "new", "new.failed/x", "missing/x", "saved/../new/x"])
+def test_an_export_refuses_a_place_in_what_will_be_the_bundle(
+    command: str, place: str, folder: Path, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "saved").mkdir()
+    assert_refused(run(command, folder, "-o", tmp_path / "new", "--junit", tmp_path / place, "-q"), "--junit")
+    assert names(tmp_path) == ["saved"]
+
+
+@pytest.mark.usefixtures("no_work")
+def test_one_place_for_both_and_a_file_that_is_read_are_refused(run: Run, tmp_path: Path) -> None:
+    same = tmp_path / "x"
+    assert_refused(run("verify", tiny_bundle(), "--junit", same, "--html", same), "is written already")
+    case = tmp_path / "case.npz"
+    case.write_bytes(b"mine")
+    assert_refused(run("verify", tiny_bundle(), "--case", case, "--html", case), "is read already")
+    assert case.read_bytes() == b"mine"
+
+
+@pytest.mark.usefixtures("no_work")
+def test_options_that_leave_nothing_to_write_are_refused(folder: Path, run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "x"
+    assert_refused(run("verify", tiny_bundle(), "--show-plan", "--html", place), "--show-plan")
+    assert_refused(run("onnx", folder, "-o", tmp_path / "b", "--no-verify", "--junit", place), "--no-verify")
+    assert names(tmp_path) == []
+
+
+def test_a_file_that_is_read_only_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "x"
+    place.write_text("mine")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anything
+    with pytest.raises(report_files.OptionError, match="is read-only"):
+        check_places({"--junit": place}, [])
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def test_where_writing_fails_the_old_file_stays_whole_and_nothing_else_is_left(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "parity.xml"
+    place.write_text("old")
+
+    def full(path: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    result = run("verify", tiny_bundle(), "--junit", place)
+    assert result.code == 2
+    assert "--junit" in result.err
+    assert "No space left on device" in result.err
+    assert "Passed." in result.out  # the result is known, whatever becomes of the file
+    assert (names(tmp_path), place.read_text()) == (["parity.xml"], "old")
+
+
+def test_a_file_is_replaced_keeps_its_mode_and_a_link_to_it_stays_one(tmp_path: Path) -> None:
+    place, link = tmp_path / "parity.xml", tmp_path / "link"
+    place.write_text("old")
+    place.chmod(0o640)
+    link.symlink_to(place)
+    write_whole("--junit", link, b"new")
+    assert (place.read_text(), place.stat().st_mode & 0o777, link.is_symlink()) == ("new", 0o640, True)
+    umask = os.umask(0o022)
+    os.umask(umask)
+    write_whole("--junit", tmp_path / "fresh", b"new")
+    assert (tmp_path / "fresh").stat().st_mode & 0o777 == 0o666 & ~umask
