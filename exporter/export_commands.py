@@ -156,11 +156,8 @@ def _run(formats: list[str], *, as_json: bool, verbose: bool, quiet: bool, junit
     from .terminal import Progress, print_result
 
     bundles = [options["output"], Path(f"{os.path.realpath(options['output'])}.failed")]
-    check_places(
-        {"--junit": junit},
-        bundles,
-        [options[name] for name in ("checkpoint", "also", "contract", "vocab")] + [*options["own"]],
-    )
+    read = [options[name] for name in ("checkpoint", "also", "contract", "vocab")]
+    check_places({"--junit": junit}, bundles, [*read, *options["own"]])
     if "torchscript" in formats and not quiet:
         click.echo(TORCHSCRIPT_IS_DEPRECATED, err=True)
     with Progress(shown=not (quiet or verbose)) as progress, causes(shown=verbose):

@@ -98,7 +98,7 @@ def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
     """The same for a bundle that was verified again."""
     console = Console(stderr=to_stderr, highlight=False)
     console.print(result_table(result.report.graphs))
-    print_findings(console, result.report.graphs)
+    print_findings(console, result.report.graphs, rest="with --json, --html or --junit")
     verdict = "[green bold]Passed.[/]" if result.passed else "[red bold]Parity failed.[/]"
     place = escape(short(result.bundle))
     console.print(f"{verdict} {place} is whole, manifest {result.manifest_sha256[:12]}  ({result.seconds:.1f} s)")
