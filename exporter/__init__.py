@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .pipeline import export_bundle as export_bundle
     from .report import ParityReport as ParityReport
     from .runtimes import RuntimeOptions as RuntimeOptions
+    from .subject import custom_model as custom_model
 
 _HOME = {
     "Bundle": "opened",
@@ -33,6 +34,7 @@ _HOME = {
     "OptionError": "errors",
     "ParityReport": "report",
     "RuntimeOptions": "runtimes",
+    "custom_model": "subject",
     "export_bundle": "pipeline",
     "open_bundle": "opened",
     "verify_bundle": "check",
