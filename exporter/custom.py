@@ -126,7 +126,17 @@ def _check_fit(graph: Graph) -> None:
     amount = [sum(sizes_of(graph.contract, case).values()) for case in plan]
     for case in (example(graph.contract), plan[int(np.argmax(amount))], plan[int(np.argmin(amount))]):
         inputs = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
-        check_outputs(graph.contract, case, run_model(graph, case, inputs))
+        outputs = run_model(graph, case, inputs)
+        check_outputs(graph.contract, case, outputs)
+        again = run_model(graph, case, inputs)
+        same = [
+            torch.allclose(one, two, rtol=0, atol=0, equal_nan=True) for one, two in zip(outputs, again, strict=True)
+        ]
+        if not all(same):
+            raise OptionError(
+                f"graph {graph.name}: the model gives another result each time",
+                "is there dropout that goes on in evaluation mode, or something random?",
+            )
 
 
 def run_model(graph: Graph, case: Case, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:

@@ -163,6 +163,17 @@ def test_a_model_that_takes_less_than_the_plan_tries_says_so():
     assert custom_graphs(Short().eval(), [graph("full", "forward", *shapes, longest={"source": 20})])
 
 
+def test_a_model_that_is_not_the_same_twice_is_refused():
+    class Dropping(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(x)
+
+    contract = graph("full", "forward", [values("x", ["batch", "source"])], [values("y", ["batch", "source"])])
+    with pytest.raises(OptionError, match="gives another result each time") as caught:
+        custom_graphs(Dropping().eval(), [contract])
+    assert "dropout" in (caught.value.hint or "")
+
+
 def test_a_model_that_computes_in_float32_whatever_it_is_given_is_explained(tmp_path: Path):
     class Fixed(nn.Module):
         def __init__(self) -> None:
