@@ -72,7 +72,7 @@ def verify(
       mytx-export verify bundle --junit parity.xml --html parity.html
     """
     from .check import plan_of_bundle, verify_bundle
-    from .report_files import check_places, write_check
+    from .report_files import check_places, refusing, write_check
     from .terminal import Progress, print_check, print_plan
 
     if show_plan:
@@ -81,7 +81,7 @@ def verify(
         show(plan_of_bundle(bundle, level=level, own=own), print_plan, as_json, quiet)
         return PASSED
     check_places({"--junit": junit, "--html": html}, [bundle], own)  # before minutes of work
-    with Progress(shown=not (quiet or verbose)) as progress:
+    with Progress(shown=not (quiet or verbose)) as progress, refusing(junit):
         result = verify_bundle(
             bundle, formats=formats, level=level, own=own, factory=factory, verbose=verbose, progress=progress
         )

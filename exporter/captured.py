@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from .compare import ULP
+from .custom import run_graph
 from .graph import Graph
 from .plan import Array, Case
-from .reference import in_float64, jittered, nudge
+from .precision import in_float64
+from .reference import jittered, nudge
 
 JITTERED_RUNS = 2
 OUTPUT = -1  # the slot of what a call gives; its inputs are 0, 1, …
@@ -96,10 +98,8 @@ def _allowance(values: Array, noise: float) -> float:
 def _run(model: nn.Module, graph: Graph, case: Case, prepare: Callable[[Tensor], Tensor]) -> dict[Slot, Tensor]:
     """Every tensor that a module took or gave, and the graph's output; ``prepare`` sees the float inputs."""
     tensors: dict[Slot, Tensor] = {}
-    inputs = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
-    given = {name: prepare(tensor) if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
-    with torch.inference_mode(), _hooks(model, tensors):
-        (tensors["", 0, OUTPUT],) = graph.compute(given)
+    with _hooks(model, tensors):
+        (tensors["", 0, OUTPUT],) = run_graph(graph, case.inputs, prepare)
     return tensors
 
 

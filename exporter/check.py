@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .contract import CUSTOM_KIND
 from .errors import BundleError, OptionError
 from .formats import FORMATS, Format
 from .identities import whole_plan
@@ -28,12 +29,16 @@ class BundleCheck:
         report: parity of each graph.
         manifest_sha256: the manifest's digest; the manifest holds that of every other file.
         seconds: how long it took.
+        stored: whether the stored cases were run, without the model.
+        factory: what the manifest says made a model that is not one of mytx's.
     """
 
     bundle: Path
     report: ParityReport
     manifest_sha256: str
     seconds: float
+    stored: bool = True
+    factory: str = ""
 
     @property
     def passed(self) -> bool:
@@ -84,14 +89,34 @@ def verify_bundle(
     for known in chosen:
         for entry in bundle.manifest.of_format(known.name).values():
             known.load_checker().check(bundle.folder / entry.file)
-    if level is None and not own and factory is None:
+    by_cases = level is None and not own and factory is None
+    if by_cases:
         report = _verify_stored(bundle, chosen, verbose, progress)
     else:
         from .rebuilt import verify_rebuilt  # the one that needs torch
 
         report = verify_rebuilt(bundle, chosen, level or "standard", own, verbose, progress, factory)
     digest = sha256(bundle.folder / MANIFEST)
-    return BundleCheck(bundle.folder, report, digest, round(time.perf_counter() - start, 3))
+    seconds = round(time.perf_counter() - start, 3)
+    source = str(bundle.config.get("source", "")) if bundle.manifest.model["kind"] == CUSTOM_KIND else ""
+    return BundleCheck(bundle.folder, with_earlier(report, bundle), digest, seconds, by_cases, source)
+
+
+def with_earlier(report: ParityReport, bundle: Bundle) -> ParityReport:
+    """``report`` with what failed when the bundle was made and does not fail now: with fewer cases, or without the
+    model, or the class that it was trained in, that proves nothing.
+
+    Raises:
+        BundleError: where the manifest's own report is damaged.
+    """
+    try:
+        earlier = ParityReport.from_dict({"graphs": bundle.manifest.parity.get("graphs", [])}).graphs
+    except (LookupError, TypeError, ValueError) as error:
+        raise BundleError(f"the report in {bundle.folder / MANIFEST} is damaged", "export the bundle again") from error
+    failing = {(row.graph, row.format, row.runtime) for row in report.graphs if not row.passed}
+    more = [row for row in earlier if not row.passed and (row.graph, row.format, row.runtime) not in failing]
+    found = [replace(row, runtime=f"{row.runtime}, when it was made") for row in more]
+    return ParityReport((*report.graphs, *found))
 
 
 @dataclass(frozen=True)
@@ -140,6 +165,8 @@ def plan_of_bundle(path: str | Path, *, level: str | None = None, own: Sequence[
 
 def _formats(bundle: Bundle, asked: Sequence[str]) -> list[Format]:
     present = sorted({entry.format for entry in bundle.manifest.graphs.values()})
+    if not present:
+        raise BundleError(f"{bundle.folder} holds no graphs", "export it again")
     for name in asked:
         if name not in present:
             raise OptionError(f"{bundle.folder} has no {name} files", f"choose from {', '.join(present)}")

@@ -82,6 +82,10 @@ def _explain(error: Exception) -> int:
         complain(error.format_message(), f"see {context.command_path if context else 'mytx-export'} --help")
     elif isinstance(error, MytxError):
         complain(error.message, error.hint)
+    elif isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("mytx"):
+        name = error.name.partition(".")[0]
+        without = "; verify, inspect, run and bench of a bundle do without it" if name == "torch" else ""
+        complain(f"this needs {name}, which is not installed", f"pip install {name}{without}")
     elif isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

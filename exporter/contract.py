@@ -12,6 +12,7 @@ from typing import Any
 GRAPHS = ("encoder", "decoder", "full", "step", "prefill", "greedy", "generate")
 SEARCHES = ("greedy", "generate")  # graphs that decide, and give ids
 CACHED = ("step", "prefill", *SEARCHES)  # graphs with a cache, in which the model's modules are fused
+CUSTOM_KIND = "custom"  # of a model that is not ours, in a manifest
 CUSTOM = "as the model has it"  # the layout of a graph of a model that is not ours
 
 PADDING_MEANING = {
@@ -72,6 +73,7 @@ class TensorSpec:
         future: what the mask of that name, if it is causal, hides: position i of the output depends on positions 0 to
             i of this input alone. Empty: it is not hidden; ``inside``: the graph is causal whatever it is given.
         default: of a number that callers may leave out.
+        pad: of ids, the one that the model itself takes for padding; None where it looks at no id.
     """
 
     name: str
@@ -84,6 +86,7 @@ class TensorSpec:
     hidden_by: tuple[str, ...] = ()
     future: str = ""
     default: float | None = None
+    pad: int | None = None
 
     @property
     def labels(self) -> tuple[str | int, ...]:
@@ -105,7 +108,9 @@ class Contract:
         layout: ``batch first``, ``sequence first`` or :data:`CUSTOM`.
         ids: special ids by name, empty for a graph on float tensors.
         empty_rows: whether there is a right result for a query that may attend nowhere; PyTorch's own attention gives
-            NaN, so without it the plan leaves the first position open in every mask.
+            NaN. Without it the plan has none.
+        opened: masks, and ids with a padding id, whose first position is never hidden then: the model combines them
+            with a mask of its own.
     """
 
     graph: str
@@ -114,6 +119,7 @@ class Contract:
     layout: str
     ids: dict[str, int] = field(default_factory=dict)
     empty_rows: bool = True
+    opened: tuple[str, ...] = ()
 
     @property
     def axes(self) -> dict[str, Axis]:
@@ -159,6 +165,7 @@ class Contract:
             layout=values["layout"],
             ids=dict(values["ids"]),
             empty_rows=values.get("empty_rows", True),
+            opened=tuple(values.get("opened", ())),
         )
 
 

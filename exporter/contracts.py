@@ -28,6 +28,7 @@ from .errors import OptionError
 
 Dims = Sequence[str | int]
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+KEEP_MEANING = "1 = a real position, 0 = padding, hidden from attention"
 # At export no two lengths may be equal, nor any length a number of the model's.
 TRACED = {"batch": 2, "source": 7, "target": 5}
 OTHERS = (11, 13, 17, 19, 23, 29)
@@ -47,18 +48,34 @@ class CustomGraph:
     method: str
 
 
-def ids(name: str, dims: Dims, below: int, *, hidden_by: str | Sequence[str] = (), future: str = "") -> TensorSpec:
+def ids(
+    name: str,
+    dims: Dims,
+    below: int,
+    *,
+    pad: int | None = None,
+    hidden_by: str | Sequence[str] = (),
+    future: str = "",
+) -> TensorSpec:
     """An input of int64 ids, 0 to ``below - 1``.
 
     Args:
         name: of the argument.
         dims: names and numbers.
         below: the size of the vocabulary.
+        pad: the id that the model itself takes for padding, if it does: then the plan has it where padding is.
         hidden_by: padding masks that hide it: where all say padding, what stands there must change nothing.
         future: ``inside`` where no output may depend on later positions; or the attention mask that sees to it.
     """
+    if not isinstance(below, int) or below < 2:
+        raise OptionError(f"{name}: ids below {below!r} are none", "below is the size of the vocabulary, 2 or more")
+    if pad is not None and pad not in range(below):
+        raise OptionError(f"{name}: pad {pad!r} is no id below {below}", "leave it out where the model looks at none")
     meaning = f"ids, 0 to {below - 1}"
-    return TensorSpec(name, "int64", _axes(dims), meaning, "ids", below, hidden_by=_names(hidden_by), future=future)
+    return replace(
+        TensorSpec(name, "int64", _axes(dims), meaning, "ids", below, hidden_by=_names(hidden_by), future=future),
+        pad=pad,
+    )
 
 
 def values(
@@ -70,16 +87,19 @@ def values(
 
 def padding(name: str, dims: Dims, dtype: str = "bool") -> TensorSpec:
     """A padding mask, ``bool`` (True = padding) or ``float32`` (added to the scores, -inf = padding)."""
-    return TensorSpec(name, dtype, _axes(dims), _meaning(name, dtype, PADDING_MEANING), "padding")
+    return _padding(TensorSpec(name, dtype, _axes(dims), _meaning(name, dtype, PADDING_MEANING), "padding"))
 
 
 def keep(name: str, dims: Dims, dtype: str = "int64") -> TensorSpec:
     """A padding mask upside down: 1 = a real position, 0 = padding; ``int64``, ``bool`` or ``float32``."""
-    return TensorSpec(name, dtype, _axes(dims), "1 = a real position, 0 = padding, hidden from attention", "keep")
+    meaning = _meaning(name, dtype, dict.fromkeys(("int64", "bool", "float32"), KEEP_MEANING))
+    return _padding(TensorSpec(name, dtype, _axes(dims), meaning, "keep"))
 
 
 def attention(name: str, dims: Dims, dtype: str = "bool") -> TensorSpec:
     """An attention mask, ``bool`` (True = may not attend) or ``float32`` (added to the scores)."""
+    if len(dims) < 2:
+        raise OptionError(f"{name}: {list(dims)!r} is no attention mask", "its last two dimensions are query and key")
     return TensorSpec(name, dtype, _axes(dims), _meaning(name, dtype, ATTENTION_MEANING), "attention")
 
 
@@ -119,9 +139,10 @@ def graph(
     names = [spec.name for spec in (*inputs, *outputs)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise OptionError(f"{where} has two tensors called {twice[0]}", "each needs a name of its own")
+    if strange := [name for name in names if not NAME.fullmatch(str(name))]:
+        raise OptionError(f"{where}: {strange[0]!r} is no name for a tensor", "letters, digits and _")
     for spec in inputs:
-        if unknown := {*spec.hidden_by, spec.future} - {*names, "", "inside"}:
-            raise OptionError(f"{where}: {spec.name} names {sorted(unknown)[0]}, which is no input", "check its name")
+        _check_promises(where, spec, {other.name: other for other in inputs})
     axes = _bounded(where, inputs, longest or {})
     for spec in outputs:
         if spec.role != "values":
@@ -156,8 +177,36 @@ def _bounded(where: str, inputs: Sequence[TensorSpec], longest: Mapping[str, int
     return {name: Axis(name, traced=traced[name], maximum=longest.get(name)) for name in names}
 
 
+def _check_promises(where: str, spec: TensorSpec, inputs: Mapping[str, TensorSpec]) -> None:
+    """What is promised must be something that can be tried."""
+    wrong = [name for name in spec.hidden_by if name not in inputs or inputs[name].role not in ("padding", "keep")]
+    if spec.future not in ("", "inside") and (spec.future not in inputs or inputs[spec.future].role != "attention"):
+        wrong.append(spec.future)
+    if wrong:
+        raise OptionError(
+            f"{where}: {spec.name} names {wrong[0]}, which is no mask of that kind",
+            "hidden_by takes padding masks, future an attention mask or inside",
+        )
+    names = {axis.name for axis in spec.axes if isinstance(axis, Axis)}
+    if (spec.hidden_by or spec.future) and ("batch" not in names or len(names) < 2):
+        raise OptionError(
+            f"{where}: what {spec.name} promises cannot be tried", "it needs a dimension called batch, and a length"
+        )
+
+
+def _padding(spec: TensorSpec) -> TensorSpec:
+    others = [size for size in spec.axes if not isinstance(size, Axis)]
+    if len(spec.axes) - len(others) != 2 or set(others) - {1}:
+        raise OptionError(
+            f"{spec.name}: {list(spec.labels)!r} is no padding mask", "it has a batch and a length, and else only 1"
+        )
+    return spec
+
+
 def _axes(dims: Dims) -> tuple[Axis | int, ...]:
-    if isinstance(dims, str) or not all(isinstance(dim, (str, int)) for dim in dims):
+    if isinstance(dims, str) or not all(
+        NAME.fullmatch(dim) if isinstance(dim, str) else isinstance(dim, int) and dim > 0 for dim in dims
+    ):
         raise OptionError(f"{dims!r} are no dimensions", 'give a list of names and numbers: ["batch", "source", 512]')
     return tuple(Axis(dim) if isinstance(dim, str) else dim for dim in dims)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -14,12 +15,16 @@ from torch import Tensor, nn
 from torch.nn.modules import transformer as torch_transformer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .contract import Contract
+from .compare import NOISE_LIMIT
+from .contract import Axis, Contract, TensorSpec
 from .contracts import CustomGraph
 from .errors import OptionError, first_line
+from .factory import check_float32, users_code
 from .graph import Graph
 from .graph_modules import GraphModule
-from .plan import Case, example, make_plan, sizes_of
+from .open_masks import all_open, hide_first, hides_by_pad
+from .plan import Array, Case, disturb, example, make_plan, sizes_of
+from .precision import in_float64, made_alike
 from .program import untied
 
 FORWARD = "forward"
@@ -32,7 +37,10 @@ class Called(GraphModule):
 
     def forward(self, **inputs: Tensor) -> Any:
         """What the method gives."""
-        return called(self.model, self.method)(**inputs)
+        output = called(self.model, self.method)(**inputs)
+        if isinstance(output, Mapping):
+            raise TypeError(f"it gives a {type(output).__name__} with {', '.join(map(str, output))}, not tensors")
+        return output
 
     def arguments(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """As they are."""
@@ -48,23 +56,56 @@ def custom_graphs(model: nn.Module, graphs: Sequence[CustomGraph]) -> dict[str, 
     """The graphs of ``model``, by name, after a look at whether it is what the contracts say.
 
     Args:
-        model: in float32 and evaluation mode.
+        model: in float32. Its modes and buffers are as before afterwards.
         graphs: what is to become files.
 
     Raises:
-        OptionError: where a contract does not fit.
+        OptionError: where a contract does not fit, or the model cannot be exported.
     """
+    check_float32(model)
     found = {}
-    for item in graphs:
-        _check_arguments(model, item)
-        names = [spec.name for spec in item.contract.inputs]
-        module = _with_signature(item.method, names)(model)
-        graph = Graph(item.contract, module, scopes=())
-        with plain_torch():
+    with evaluating(model), plain_torch(), kept_buffers(model) as changed:
+        for item in graphs:
+            _check_arguments(model, item)
+            _check_names(model, item.contract)
+            names = [spec.name for spec in item.contract.inputs]
+            module = _with_signature(item.method, names)(model)
+            graph = Graph(item.contract, module, scopes=())
             _check_fit(graph)
-            held = _held(model, graph)
-        found[item.contract.graph] = Graph(item.contract, module, scopes=(), held=held)
+            if name := changed():
+                raise OptionError(
+                    f"graph {graph.name}: running the model changes its {name}", "what keeps a state cannot be exported"
+                )
+            graph = replace(graph, held=_held(model, graph))
+            found[graph.name] = replace(graph, contract=_with_opened(graph))
     return found
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; each module's own mode afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[Callable[[], str]]:
+    """The buffers as they were, afterwards; gives what tells the name of one that has changed, if any has."""
+    before = {name: (tensor, tensor.detach().clone()) for name, tensor in model.named_buffers()}
+
+    def changed() -> str:
+        return next((name for name, (tensor, old) in before.items() if not _same(tensor, old)), "")
+
+    try:
+        yield changed
+    finally:
+        for tensor, old in before.values():
+            tensor.data.copy_(old)
 
 
 @contextmanager
@@ -80,7 +121,8 @@ def plain_torch() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     torch_transformer._detect_is_causal_mask = as_said
     try:
-        yield
+        with users_code():
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         torch_transformer._detect_is_causal_mask = detect
@@ -120,44 +162,121 @@ def _check_arguments(model: nn.Module, item: CustomGraph) -> None:
         ) from error
 
 
+def _check_names(model: nn.Module, contract: Contract) -> None:
+    """In a file, weights and outputs are of one kind."""
+    weights = {*dict(model.named_parameters()), *dict(model.named_buffers())}
+    if taken := [spec.name for spec in (*contract.inputs, *contract.outputs) if spec.name in weights]:
+        raise OptionError(f"graph {contract.graph}: a weight of the model is called {taken[0]}, too", "choose another")
+
+
 def _check_fit(graph: Graph) -> None:
     """Run the model at the lengths of the export, and at the longest and shortest that are tried."""
     plan = [case for case in make_plan(graph.contract) if case.group == "shapes"]
     amount = [sum(sizes_of(graph.contract, case).values()) for case in plan]
     for case in (example(graph.contract), plan[int(np.argmax(amount))], plan[int(np.argmin(amount))]):
-        inputs = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
-        outputs = run_model(graph, case, inputs)
+        outputs = run_model(graph, case.inputs)
         check_outputs(graph.contract, case, outputs)
-        again = run_model(graph, case, inputs)
-        same = [
-            torch.allclose(one, two, rtol=0, atol=0, equal_nan=True) for one, two in zip(outputs, again, strict=True)
-        ]
-        if not all(same):
+        if not all(_same(*pair) for pair in zip(outputs, run_model(graph, case.inputs), strict=True)):
             raise OptionError(
                 f"graph {graph.name}: the model gives another result each time",
-                "is there dropout that goes on in evaluation mode, or something random?",
+                "is there dropout that goes on in evaluation mode, something random, or a state?",
             )
 
 
-def run_model(graph: Graph, case: Case, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """The outputs of a user's model; what it raises is the user's to mend.
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def run_model(
+    graph: Graph, inputs: Mapping[str, Array], prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> tuple[Tensor, ...]:
+    """The outputs of a user's model. What it raises is the user's to mend, and what it writes to is a copy.
+
+    Args:
+        graph: of the model, which may be in float64.
+        inputs: by name.
+        prepare: sees the float inputs.
 
     Raises:
         OptionError: where it fails.
     """
+    tensors = {name: torch.from_numpy(array).clone() for name, array in inputs.items()}
+    tensors = {name: prepare(tensor) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    exact = any(tensor.dtype == torch.float64 for tensor in graph.module.model.parameters())
     try:
-        with torch.inference_mode():
-            return graph.compute(inputs)
-    except Exception as error:
-        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
-        floats = [tensor.dtype for tensor in inputs.values() if tensor.is_floating_point()]
-        exact = " in float64" if torch.float64 in floats or torch.get_default_dtype() == torch.float64 else ""
+        with torch.inference_mode(), made_alike(graph.module.model):
+            return graph.compute(tensors)
+    except (Exception, SystemExit) as error:
+        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
         raise OptionError(
-            f"graph {graph.name}: the model fails{exact} on {shapes}: {first_line(error)}",
+            f"graph {graph.name}: the model fails{' in float64' if exact else ''} on {shapes}: {first_line(error)}",
             "does it make tensors of a fixed dtype, .float() say?"
             if exact
             else "mend the dimensions in the contract, or say with longest= what the model can take; -v shows it all",
         ) from error
+
+
+def run_graph(
+    graph: Graph, inputs: Mapping[str, Array], prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> tuple[Tensor, ...]:
+    """The outputs of a graph of any model; see :func:`run_model`."""
+    if graph.contract.custom:
+        return run_model(graph, inputs, prepare)
+    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    with torch.inference_mode():
+        return graph.compute(
+            {name: prepare(tensor) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+        )
+
+
+def _with_opened(graph: Graph) -> Contract:
+    """The contract, with the masks whose first position the model cannot do without: those are tried in float32 and in
+    float64, as a mask of -1e9 hides nothing for one of them and gives NaN for neither.
+    """
+    contract = graph.contract
+    if contract.empty_rows:
+        return contract
+    inputs = dict(example(contract).inputs)
+    for spec in contract.inputs:
+        if spec.role in ("padding", "keep", "attention") or hides_by_pad(spec):
+            inputs[spec.name] = all_open(spec, inputs[spec.name])
+    opened = []
+    for spec in contract.inputs:
+        if spec.role in ("padding", "keep") or hides_by_pad(spec):
+            trial = {**inputs, spec.name: hide_first(spec, inputs[spec.name])}
+            single = [tensor.double() for tensor in run_model(graph, trial)]
+            with in_float64(graph.module.model):
+                double = run_model(graph, trial, Tensor.double)
+            near = all(_near(*pair) for pair in zip(single, double, strict=True))
+            if not near or _is_causal(graph, inputs, spec):
+                opened.append(spec.name)
+    return replace(contract, opened=tuple(opened))
+
+
+def _is_causal(graph: Graph, inputs: Mapping[str, Array], mask: TensorSpec) -> bool:
+    """Whether the model hides the future on the dimension of ``mask`` by itself: then its first position sees itself
+    alone, and hidden it sees nothing.
+    """
+    axis = next(axis for axis in mask.axes if isinstance(axis, Axis) and axis.name != "batch")
+    changed = dict(inputs)
+    for spec in graph.contract.inputs:
+        if spec.role in ("ids", "values") and axis in spec.axes:
+            other = disturb(spec, inputs[spec.name], np.random.default_rng(0))
+            first = np.arange(axis.traced).reshape([-1] + [1] * (len(spec.axes) - 1 - spec.axes.index(axis))) == 0
+            changed[spec.name] = np.where(first, inputs[spec.name], other)
+    same = [
+        _same(before.select(spec.axes.index(axis), 0), after.select(spec.axes.index(axis), 0))
+        for spec, before, after in zip(
+            graph.contract.outputs, run_model(graph, inputs), run_model(graph, changed), strict=True
+        )
+        if axis in spec.axes
+    ]
+    return bool(same) and all(same)
+
+
+def _near(single: Tensor, double: Tensor) -> bool:
+    error = (single - double).abs().max()
+    return bool(error <= NOISE_LIMIT * double.abs().max())  # so written, NaN is not
 
 
 def check_outputs(contract: Contract, case: Case, outputs: Sequence[Any]) -> None:
@@ -167,6 +286,9 @@ def check_outputs(contract: Contract, case: Case, outputs: Sequence[Any]) -> Non
         OptionError: where it does not.
     """
     where, specs = f"graph {contract.graph}", contract.outputs
+    places = [(value.data_ptr(), value.shape) for value in outputs if isinstance(value, Tensor) and value.numel()]
+    if len(set(places)) < len(places):
+        raise OptionError(f"{where}: the model gives the same tensor twice", "let it give each once")
     tensors = [value for value in outputs if isinstance(value, Tensor)]
     if len(tensors) != len(outputs) or len(outputs) != len(specs):
         kinds = ", ".join(type(value).__name__ for value in outputs)
@@ -207,10 +329,12 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _held(model: nn.Module, graph: Graph) -> frozenset[str]:
     """The names of the weights that ``graph`` reads, of tied ones those by which it does."""
     twin = untied(model)
-    tensors = {**dict(twin.named_parameters(remove_duplicate=False)), **dict(twin.named_buffers())}
+    tensors = {
+        **dict(twin.named_parameters(remove_duplicate=False)),
+        **dict(twin.named_buffers(remove_duplicate=False)),
+    }
     module = type(graph.module)(twin)
     inputs = {name: torch.from_numpy(array) for name, array in example(graph.contract).inputs.items()}
     with torch.no_grad(), _Seen() as seen:
         module(**inputs)
-    state = model.state_dict()
-    return frozenset(name for name, tensor in tensors.items() if name in state and id(tensor) in seen.read)
+    return frozenset(name for name, tensor in tensors.items() if id(tensor) in seen.read)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from .custom import run_graph
 from .graph import Graph
 from .plan import Array
 from .runtimes import Description, described
@@ -19,8 +20,7 @@ class Eager:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name, for an array for each input."""
-        with torch.inference_mode():
-            outputs = self.graph.compute({name: torch.from_numpy(array) for name, array in inputs.items()})
+        outputs = run_graph(self.graph, inputs)
         return {spec.name: value.numpy() for spec, value in zip(self.graph.contract.outputs, outputs, strict=True)}
 
     def describe(self) -> Description:

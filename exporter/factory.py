@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..models.parts import listed
 from ..models.reading import read_file
@@ -22,7 +24,7 @@ from .contracts import CustomGraph
 from .errors import OptionError, first_line
 
 PLACE = re.compile(r"(?P<module>[\w.]+):(?P<name>[\w.]+)")
-SHOWN = 3  # names of tensors in a message
+FAILURES = (Exception, SystemExit)  # sys.exit in a user's code is no way for us to end
 
 
 def make_module(place: str) -> nn.Module:
@@ -36,7 +38,7 @@ def make_module(place: str) -> nn.Module:
     match = PLACE.fullmatch(place)
     if match is None:
         raise OptionError(f"{place!r} names no function", "write package.module:build")
-    with _current_folder():
+    with users_code():
         found: Any = _import(match["module"], place)
         for name in match["name"].split("."):
             if not hasattr(found, name):
@@ -47,18 +49,30 @@ def make_module(place: str) -> nn.Module:
                 raise OptionError(f"{place} is a {type(found).__name__}", "name a function that makes the model")
             try:
                 found = found()
-            except Exception as error:
+            except FAILURES as error:
                 raise OptionError(
                     f"{place} raised {type(error).__name__}: {first_line(error)}",
                     "it is called without arguments; -v shows the whole story",
                 ) from error
     if not isinstance(found, nn.Module):
         raise OptionError(f"{place} gave a {type(found).__name__}", "it must give a torch.nn.Module")
-    tensors = [*found.parameters(), *found.buffers()]
-    strange = {str(t.dtype) for t in tensors if t.is_floating_point() and t.dtype != torch.float32}
-    if strange or any(t.device.type != "cpu" for t in tensors):
-        raise OptionError(f"{place} gave a model that is not in float32 on the CPU", "call .float().cpu() in it")
+    check_float32(found)
     return found.eval()
+
+
+def check_float32(module: nn.Module) -> None:
+    """Check that all weights of ``module`` are there, in float32 and on the CPU.
+
+    Raises:
+        OptionError: where they are not.
+    """
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(tensor):
+            raise OptionError(f"{name} has no shape yet", "run a lazy module once before it is given here")
+        floats = tensor.is_floating_point() or tensor.is_complex()
+        if (floats and tensor.dtype != torch.float32) or tensor.device.type != "cpu":
+            where = f"{tensor.dtype} on {tensor.device}".removeprefix("torch.")
+            raise OptionError(f"{name} is {where}, not float32 on the CPU", "call .float().cpu() on the model")
 
 
 def load_weights(module: nn.Module, checkpoint: Path, place: str) -> None:
@@ -93,13 +107,14 @@ def read_contract(path: Path, module: nn.Module) -> list[CustomGraph]:
     """
     if not path.is_file():
         raise OptionError(f"{path}: no such file", "check the path of the contract")
-    with _current_folder():
+    path = path.absolute()
+    with users_code():
         try:
             names = runpy.run_path(str(path))
             found = names["GRAPHS"] if "GRAPHS" in names else names["graphs"](module) if "graphs" in names else None
         except OptionError:
             raise
-        except Exception as error:
+        except FAILURES as error:
             raise OptionError(
                 f"{path} raised {type(error).__name__}: {first_line(error)}", "-v shows the whole story"
             ) from error
@@ -130,19 +145,24 @@ def _import(name: str, place: str) -> Any:
                 f"{place}: there is no module {error.name}", "run from the folder that it is in, or install it"
             ) from error
         raise OptionError(f"{place}: it imports {error.name}, which is not there", "install that") from error
-    except Exception as error:
+    except FAILURES as error:
         raise OptionError(
             f"{place}: importing it raised {type(error).__name__}: {first_line(error)}", "-v shows the whole story"
         ) from error
 
 
 @contextmanager
-def _current_folder() -> Iterator[None]:
-    """A command that is installed does not look into the current folder for modules."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+def users_code() -> Iterator[None]:
+    """What a user's own code may do to us, it does not do: print to stdout, which is for data, go to another folder, or
+    change the default dtype. It finds modules in the current folder, as by ``python -m``.
+    """
+    here, dtype = Path.cwd(), torch.get_default_dtype()
+    sys.path.insert(0, str(here))
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
-        if here in sys.path:
-            sys.path.remove(here)
+        os.chdir(here)
+        torch.set_default_dtype(dtype)
+        if str(here) in sys.path:
+            sys.path.remove(str(here))

@@ -28,7 +28,7 @@ class Graph:
         more: masks that the module takes as well, for formats in which an input can be left out.
         without: parts of those names that it does not hold all the same.
         scripted: makes what TorchScript is given instead of ``module``: its weights are fused before, not by the graph.
-        held: where ``scopes`` is empty, the names themselves; no part is left out of such a model.
+        held: of a model that is not ours the names themselves; no part is left out of such a model.
     """
 
     contract: Contract
@@ -55,11 +55,14 @@ class Graph:
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters and buffers that the graph holds, by state-dict name."""
-        state = self.module.model.state_dict()
+        model = self.module.model
+        if self.held:  # buffers that are not saved are in a file all the same
+            named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+            return {name: tensor.detach() for name, tensor in named if name in self.held}
         return {
             name: tensor
-            for name, tensor in state.items()
-            if name in self.held or (name.startswith(self.scopes) and not any(part in name for part in self.without))
+            for name, tensor in model.state_dict().items()
+            if name.startswith(self.scopes) and not any(part in name for part in self.without)
         }
 
     def compute(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .contract import Axis, Contract, TensorSpec
+from .open_masks import hidden_in
 from .plan import Array, Case, SameAs, disturb, make_plan, sizes_of
 from .search_plan import make_search_plan
 
@@ -137,12 +138,7 @@ def _hidden(contract: Contract, spec: TensorSpec, case: Case) -> NDArray[np.bool
     """Where padding hides ``spec``, ``[batch, length]``; None where nothing can."""
     if not spec.hidden_by or any(mask not in case.inputs for mask in spec.hidden_by):
         return None
-    return np.logical_and.reduce([_padding(contract.input(name), case) for name in spec.hidden_by])
-
-
-def _padding(spec: TensorSpec, case: Case) -> NDArray[np.bool_]:
-    """Where a mask says padding."""
-    return case.inputs[spec.name] == 0 if spec.role == "keep" else hides(case.inputs[spec.name])
+    return np.logical_and.reduce([hidden_in(contract.input(name), case.inputs[name]) for name in spec.hidden_by])
 
 
 def hides(mask: Any) -> NDArray[np.bool_]:
@@ -192,7 +188,7 @@ def _real_length(contract: Contract, case: Case, axis: str, row: int, size: int)
     padding = [spec for spec in on_axis if spec.role in ("padding", "keep") and spec.name in case.inputs]
     if not content or any(where is None for where in hidden):
         return size
-    real = np.flatnonzero(~np.logical_and.reduce([_padding(spec, case) for spec in padding])[row])
+    real = np.flatnonzero(~np.logical_and.reduce([hidden_in(spec, case.inputs[spec.name]) for spec in padding])[row])
     return int(real[-1]) + 1 if real.size else size
 
 

@@ -47,6 +47,6 @@ def few(case: Case) -> bool:
     return case.small or case.group == "own" or case.words.startswith("batch 1,")
 
 
-def find_weights(path: Path, weights: Mapping[str, Array]) -> list[Finding]:
-    """What is wrong with the weights of the file: check 1."""
-    return weight_findings(path, lambda: check_weights(path, weights))
+def find_weights(path: Path, weights: Mapping[str, Array], *, others: bool = False) -> list[Finding]:
+    """What is wrong with the weights of the file: check 1; ``others`` as for :func:`~.weights.check_weights`."""
+    return weight_findings(path, lambda: check_weights(path, weights, others=others))

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..models.vocab import Vocabulary
 from .bundle import recover
-from .contract import GRAPHS
+from .contract import CUSTOM_KIND, GRAPHS
 from .errors import BundleError, OptionError, first_line
 from .generating import (
     DEFAULT_BATCH,
@@ -110,7 +110,7 @@ class Bundle:
         """
         path = self.folder / "vocab.json"
         if not path.is_file():
-            raise BundleError(f"{self.folder} has no vocab.json, so it cannot take text", "export it with --vocab FILE")
+            raise BundleError(f"{self.folder} has no vocab.json, so it cannot take text", "export it with --vocab FILE, or give ids: open_bundle(…).generate([[3, 4, 5]])")
         return Vocabulary.read(path)
 
     def generate(
@@ -182,7 +182,7 @@ class Bundle:
         kind = self.manifest.model["kind"]
         if kind not in ("translation", "couplet"):
             raise BundleError(
-                f"{self.folder} holds a {kind} model, which turns no text into text", "run its graphs: see inspect"
+                f"{self.folder} holds a {kind} model, which mytx cannot decode with", "run its graphs: see inspect"
             )
         checked = options.within(self.config["max_length"], self.config["tgt_vocab_size"])
         if whole_number("batch_size", batch_size) < 1:
@@ -228,7 +228,10 @@ class Bundle:
         path = self.folder / "config.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            values["max_length"], values["tgt_vocab_size"], values["src_vocab_size"]
+            if self.manifest.model["kind"] == CUSTOM_KIND:
+                values["source"], values["methods"]
+            else:
+                values["max_length"], values["tgt_vocab_size"], values["src_vocab_size"]
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise BundleError(f"{path} is damaged: {type(error).__name__}: {error}", REBUILD) from error
         return dict(values)

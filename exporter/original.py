@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .contract import Contract
+from .contract import Contract, TensorSpec
 from .custom import FORWARD, called, plain_torch
 from .errors import OptionError, first_line
 from .graph import Graph
 from .identities import hides
 from .plan import Array, Case, example, sizes_of
-from .reference import in_float64
+from .precision import in_float64, made_alike
 from .report import REFERENCE
 from .runtimes import Description, described
 from .usual import METHODS, NAMES, Usual, arguments_of, usual
@@ -58,7 +58,7 @@ class Original:
     def run_all(self, many: Sequence[Mapping[str, Array]]) -> list[dict[str, Array] | Exception]:
         """As :meth:`run` for each of ``many``, or what was raised."""
         results: list[dict[str, Array] | Exception] = []
-        with plain_torch(), in_float64(self.module), torch.inference_mode():
+        with plain_torch(), in_float64(self.module), made_alike(self.module), torch.inference_mode():
             for inputs in many:
                 try:
                     results.append(self._output(inputs))
@@ -72,6 +72,8 @@ class Original:
         (spec,) = self.contract.outputs
         if not isinstance(output, Tensor):
             raise TypeError(f"{self.found.method} gives a {type(output).__name__}")
+        if output.dtype != torch.float64:
+            raise TypeError(f"{self.found.method} gives {output.dtype} from weights in float64: has it .float() in it?")
         lengths_first = self.contract.layout == "batch first" and not self.found.batch_first
         return {spec.name: (output.transpose(0, 1) if lengths_first and output.dim() == 3 else output).numpy()}
 
@@ -86,6 +88,9 @@ class Original:
                 hidden = hides(mask)
                 if hidden.any() and (spec.name not in told or hidden.all(axis=1).any()):
                     return False
+                # It may make a mask of the padding id by itself.
+                if spec.name not in told and self._has_padding_ids(spec, case):
+                    return False
                 # Causal, the first position sees itself alone.
                 if spec.name == "tgt_key_padding_mask" and hidden[:, 0].any():
                     return False
@@ -93,7 +98,11 @@ class Original:
                 hidden = hides(mask)
                 if (mask != 0).any() and (spec.name not in told or hidden.all(axis=-1).any()):
                     return False
-        return small(case)
+        return case.group == "shapes" or small(case)
+
+    def _has_padding_ids(self, mask: TensorSpec, case: Case) -> bool:
+        hidden_by = {spec.name for spec in self.contract.inputs if spec.role == "ids" and mask.name in spec.hidden_by}
+        return any((case.inputs[name] == self.contract.ids.get("pad")).any() for name in hidden_by)
 
     def describe(self) -> Description:
         """PyTorch, with the tensors of the contract in float64."""
@@ -121,7 +130,7 @@ class Original:
         kind = NAMES[plain]
         ours = plain if plain in inputs else STANDS_IN.get(plain, plain)
         if ours in inputs:
-            tensor = torch.from_numpy(inputs[ours])
+            tensor = torch.from_numpy(inputs[ours]).clone()
             tensor = tensor.double() if tensor.is_floating_point() else tensor
             turned = self.contract.layout == "batch first" and not self.found.batch_first
             return tensor.transpose(0, 1) if turned and kind[0] in ("ids", "memory") else tensor

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 import click
 
+from .formats import label
+from .report import by_file
+
 # Exit codes. Click's own errors and tracebacks would be 1, which here means one thing only.
 PASSED, PARITY_FAILED, BAD_INPUT, BUG, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -32,6 +35,10 @@ def show(result: Result, for_people: Callable[..., None], as_json: bool, quiet: 
             click.echo(json.dumps(result.to_dict(), allow_nan=False))
         if not quiet:
             for_people(result, to_stderr=as_json)
+    report = getattr(result, "report", None)
+    if quiet and report is not None and not report.passed:  # a failure is no chatter
+        files = [label(*file) for file, rows in by_file(report.graphs).items() if not all(row.passed for row in rows)]
+        complain(f"parity failed: {', '.join(files)}", "run it without --quiet, or see parity.html and --junit")
 
 
 @contextlib.contextmanager

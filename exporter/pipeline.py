@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from ..models import Model, Vocabulary
 from .bundle import Staging, write_json
 from .contract import GRAPHS
+from .custom import evaluating
 from .errors import OptionError
 from .exporting import export_files
 from .formats import FORMATS, ExportOptions
@@ -58,6 +57,7 @@ class ExportResult:
         assumed: what the checkpoint did not say.
         manifest_sha256: the manifest's digest; the manifest holds that of every other file.
         seconds: how long each stage took: ``export``, ``reference``, ``verify``.
+        factory: what made a model that is not one of mytx's, where that is known.
     """
 
     passed: bool | None
@@ -66,6 +66,7 @@ class ExportResult:
     assumed: tuple[dict[str, Any], ...]
     manifest_sha256: str
     seconds: dict[str, float]
+    factory: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values for JSON."""
@@ -135,7 +136,7 @@ def export_bundle(
     request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose, originals)
     shared = "onnx" in formats and shares(weights, weights_of(graphs))
     seconds: dict[str, float] = {}
-    with Staging(Path(folder), force=force) as staging, _evaluating(subject.model), subject.tracing(), quiet(verbose):
+    with Staging(Path(folder), force=force) as staging, evaluating(subject.model), subject.tracing(), quiet(verbose):
         with _timed(seconds, "export"):
             if shared:
                 progress("Writing the weights")
@@ -170,7 +171,7 @@ def export_bundle(
         progress("Writing the manifest")
         digest = _describe(subject, graphs, formats, staging.path, report)
         bundle = staging.reject() if passed is False else staging.commit()
-    return ExportResult(passed, bundle, report, subject.assumed, digest, seconds)
+    return ExportResult(passed, bundle, report, subject.assumed, digest, seconds, subject.config.get("source", ""))
 
 
 def _check_options(formats: Sequence[str], opset: int, level: str, jobs: int) -> None:
@@ -255,15 +256,3 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     seconds[name] = round(seconds.get(name, 0.0) + time.perf_counter() - start, 3)
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; each module's own mode afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -7,13 +7,14 @@ target of different length both ways; every kind of padding; random float masks,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .contract import Axis, Contract, TensorSpec
 from .errors import OptionError
+from .open_masks import hides_by_pad, opened
 
 Array = NDArray[np.generic]
 LONG = 61
@@ -136,7 +137,7 @@ def make_plan(contract: Contract, seed: int = 0, level: str = "standard") -> lis
     if level == "thorough":
         for index, row in enumerate([*_ROWS, *_LONGER]):
             plan.append(_case(contract, f"{len(plan):02d}", row, [seed, 1000 + index]))
-    return plan if contract.empty_rows else [_opened(contract, case) for case in plan]
+    return [opened(contract, case) for case in plan]
 
 
 def optional_cases(contract: Contract, seed: int = 0, first: int = 0) -> list[Case]:
@@ -198,7 +199,7 @@ def sizes_of(contract: Contract, case: Case) -> dict[str, int]:
 def example(contract: Contract) -> Case:
     """The case that has the traced lengths."""
     case = _case(contract, "00", _ROWS[0], [0, 0], {name: axis.traced for name, axis in contract.axes.items()})
-    return case if contract.empty_rows else _opened(contract, case)
+    return opened(contract, case)
 
 
 def _case(
@@ -221,19 +222,10 @@ def _case(
     inputs = {spec.name: fill(spec, sizes, padding, attention, rng) for spec in contract.inputs}
     roles = {spec.role for spec in contract.inputs}
     words = [f"{name} {size}" for name, size in sizes.items()]
-    words += [f"padding {padding}"] if roles & {"padding", "keep"} else []
+    padded = roles & {"padding", "keep"} or any(hides_by_pad(spec) for spec in contract.inputs)
+    words += [f"padding {padding}"] if padded else []
     words += [f"attention mask {attention}"] if "attention" in roles else []
     return Case(name, inputs, ", ".join(words), small=is_small(sizes))
-
-
-def _opened(contract: Contract, case: Case) -> Case:
-    """``case`` with the first position open in every mask, so that every query may attend to something."""
-    inputs = dict(case.inputs)
-    for spec in contract.inputs:
-        if spec.role in ("padding", "keep", "attention"):
-            inputs[spec.name] = inputs[spec.name].copy()
-            inputs[spec.name][..., 0] = spec.role == "keep"
-    return replace(case, inputs=inputs)
 
 
 def is_small(sizes: dict[str, int]) -> bool:
@@ -250,13 +242,16 @@ def fit(size: int, axis: Axis) -> int:
 def fill(spec: TensorSpec, sizes: dict[str, int], padding: str, attention: str, rng: np.random.Generator) -> Array:
     """Values for one input: ids, normal floats, or a mask of the kind that ``padding`` or ``attention`` names."""
     shape = spec.shape(sizes)
+    if spec.role == "ids" and spec.pad is not None:
+        real = (rng.integers(1, spec.limit, shape) + spec.pad) % spec.limit
+        return np.where(_padding_of(spec, shape, padding, rng), spec.pad, real).astype(np.int64)
     if spec.role == "ids":
         return rng.integers(0, spec.limit, shape, dtype=np.int64)
     if spec.role == "values":
         return rng.standard_normal(shape).astype(np.float32)
     if spec.role == "keep":
-        return (~padding_mask(shape, padding, rng)).astype(spec.dtype)
-    hidden = padding_mask(shape, padding, rng) if spec.role == "padding" else attention_mask(shape, attention, rng)
+        return (~_padding_of(spec, shape, padding, rng)).astype(spec.dtype)
+    hidden = _padding_of(spec, shape, padding, rng) if spec.role == "padding" else attention_mask(shape, attention, rng)
     if spec.dtype == "bool":
         return hidden
     # A float mask also carries values that are neither 0 nor -inf: a runtime that takes it for bool must not pass.
@@ -264,6 +259,15 @@ def fill(spec: TensorSpec, sizes: dict[str, int], padding: str, attention: str, 
     if attention in ("none", "causal"):
         shades *= 0
     return np.where(hidden, np.float32(-np.inf), shades)
+
+
+def _padding_of(spec: TensorSpec, shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """A padding mask in the dimensions of ``spec``, which may have the batch second, and others of 1."""
+    varying = [(axis.name, size) for axis, size in zip(spec.axes, shape, strict=True) if isinstance(axis, Axis)]
+    turned = len(varying) == 2 and varying[1][0] == "batch"
+    sizes = tuple(size for _, size in (varying[::-1] if turned else varying))
+    mask = padding_mask(sizes, kind, rng)
+    return (mask.T if turned else mask).reshape(shape)
 
 
 def padding_mask(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> NDArray[np.bool_]:

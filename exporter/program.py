@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
+import re
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from .contract import Axis, Contract
 from .errors import ExportError, first_line
 from .graph import Graph
 from .plan import example
+from .quiet import is_quiet
 
 
 def export_program(graph: Graph) -> ExportedProgram:
@@ -44,9 +48,17 @@ def trace(module: nn.Module, inputs: dict[str, Any], dims: dict[str, Any], what:
         ExportError: where PyTorch cannot.
     """
     try:
-        with torch.no_grad():
+        # PyTorch prints all of its graph where it gives up.
+        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()) if is_quiet() else contextlib.nullcontext():
             return torch.export.export(module, (), kwargs=inputs, dynamic_shapes=dims)
     except Exception as error:
+        limits = dict(re.findall(r"(\w+) = Dim\('\w+'[^)]*max=(\d+)", str(error)))
+        if limits:  # PyTorch says so in the last of many lines
+            lengths = ", ".join(f'"{name}": {most}' for name, most in limits.items())
+            raise ExportError(
+                f"PyTorch could not export {what}: the model takes no more than {lengths}",
+                f"say so in the contract: longest={{{lengths}}}",
+            ) from error
         raise ExportError(
             f"PyTorch could not export {what}: {first_line(error)}", "run again with -v for the whole story"
         ) from error

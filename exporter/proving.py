@@ -31,6 +31,7 @@ Progress = Callable[[str], None]
 Clock = Callable[[str], AbstractContextManager[None]]
 PLAIN = (compute_references, measure_more)
 SEARCH = (search_references, measure_search)
+NO_BATCH = "a sentence alone with the same in a batch, as no dimension is called batch"
 ENDLESS = (
     "no sentence of the plan ends before it must, so whether the search stops there was not tried: --case gives more"
 )
@@ -95,6 +96,8 @@ def prove(
                 found = _prove_file(graphs, graph, known, folder, plan, references, measure, request.verbose)
                 if graph.contract.searches and endless(plan, references):
                     found = [replace(report, notes=(*report.notes, ENDLESS)) for report in found]
+                if graph.contract.custom and "batch" not in graph.contract.axes:
+                    found = [replace(report, notes=(*report.notes, NO_BATCH)) for report in found]
                 reports += found
                 release_memory()
         stored[name] = select(plan, references, BUNDLE_LIMIT // len(graphs))
@@ -135,7 +138,8 @@ def _prove_file(
 ) -> list[GraphReport]:
     path = folder / known.file(graph.name)
     weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in weights_in(known, graph).items()}
-    found: list[Finding] = known.load_checker().find_weights(path, weights)
+    more = {"others": True} if graph.contract.custom else {}
+    found: list[Finding] = known.load_checker().find_weights(path, weights, **more)
     del weights
     release_memory()
     contract = contract_in(known, graph)

@@ -8,6 +8,11 @@ import warnings
 from collections.abc import Iterator
 
 
+def is_quiet() -> bool:
+    """Whether :func:`quiet` keeps messages back."""
+    return logging.root.manager.disable >= logging.CRITICAL
+
+
 @contextlib.contextmanager
 def quiet(verbose: bool = False) -> Iterator[None]:
     """Keep the warnings and log lines of the libraries from the user, unless they asked for them."""

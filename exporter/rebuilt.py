@@ -14,6 +14,7 @@ from ..models import Model, load_model
 from ..models.build import empty_model, fill_model
 from ..models.storage import CONFIG, read_config
 from ..transformer import MyTransformer
+from .contract import CUSTOM_KIND
 from .errors import BundleError, OptionError, first_line
 from .factory import load_weights, make_module
 from .formats import Format
@@ -26,7 +27,7 @@ from .plan import Array
 from .proving import Request, contract_in, prove
 from .quiet import quiet
 from .report import ParityReport
-from .subject import CUSTOM_KIND, Subject, subject_again, subject_of
+from .subject import Subject, subject_again, subject_of
 
 EXPORT_AGAIN = "export it again, from its checkpoint"
 
@@ -70,7 +71,14 @@ def _rebuild_custom(bundle: Bundle, factory: str) -> Subject:
         load_weights(module, saved / "model.safetensors", factory)
     else:
         found = _read_weights(bundle.folder, bundle.manifest, state)
-        module.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in found.items()}, strict=False)
+        try:
+            module.load_state_dict(
+                {name: torch.from_numpy(array.copy()) for name, array in found.items()}, strict=False
+            )
+        except RuntimeError as error:
+            raise OptionError(
+                f"{factory} makes a model of other sizes than the one in {bundle.folder}", "name what it was made with"
+            ) from error
         if set(found) == set(state):
             _check_weights(bundle.folder, bundle.manifest, found)
     contracts = [entry.contract for entry in bundle.manifest.of_format("onnx").values()]

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .compare import Expected
-from .custom import run_model
+from .custom import run_graph
 from .graph import Graph
 from .memory import release_memory
 from .plan import Case, SameAs
+from .precision import in_float64
 from .spread import Sizes, spread_of, tally
 
 Array = NDArray[np.float64]
@@ -158,30 +159,8 @@ def threads_for(model: nn.Module) -> Iterator[None]:
 
 def _run(graph: Graph, case: Case, prepare: Callable[[Tensor], Tensor]) -> list[Array]:
     """The outputs in the contract's order, as float64; ``prepare`` sees the float inputs."""
-    tensors = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
-    with torch.inference_mode():
-        given = {name: prepare(tensor) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-        # What a user's own model raises is the user's to mend.
-        outputs = run_model(graph, case, given) if graph.contract.custom else graph.compute(given)
+    outputs = run_graph(graph, case.inputs, prepare)
     return [output.double().numpy() for output in outputs]
-
-
-@contextmanager
-def in_float64(model: nn.Module) -> Iterator[None]:
-    """Within the block the weights and buffers of ``model`` are in float64, afterwards in float32 again: both exact.
-
-    Unlike ``model.double()`` and back it never needs much more memory than for the weights in float64, also where one
-    of them is much of the model: that one is converted while the others are small.
-    """
-    every = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()] if tensor.is_floating_point()}
-    tensors = sorted(every.values(), key=Tensor.numel, reverse=True)
-    try:
-        for tensor in tensors:
-            tensor.data = tensor.data.double()
-        yield
-    finally:
-        for tensor in reversed(tensors):
-            tensor.data = tensor.data.float()
 
 
 @contextmanager

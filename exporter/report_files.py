@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .bundle import is_bundle
-from .errors import OptionError
+from .errors import BundleError, OptionError
 from .junit import junit_xml
 from .manifest import read_manifest
 from .page import parity_page
+from .report import Finding, GraphReport, ParityReport
 from .version import versions
 
 if TYPE_CHECKING:
@@ -81,6 +82,21 @@ def write_check(result: BundleCheck, *, junit: Path | None, html: Path | None) -
         manifest = read_manifest(result.bundle)
         page = parity_page(result.report, manifest, manifest_sha256=result.manifest_sha256, here=here)
         write_whole("--html", html, page)
+
+
+@contextlib.contextmanager
+def refusing(junit: Path | None) -> Iterator[None]:
+    """Within the block a bundle that is refused, being changed say, is a test that fails: an older file of a run that
+    passed must not be what CI shows.
+    """
+    try:
+        yield
+    except BundleError as error:
+        if junit is not None:
+            finding = Finding("runtime", f"{error.message}: {error.hint}" if error.hint else error.message)
+            refused = GraphReport("bundle", "refused", "integrity", 0, 0, 0.0, 0.0, "", False, (finding,))
+            write_whole("--junit", junit, junit_xml(ParityReport((refused,)), versions()))
+        raise
 
 
 def write_whole(option: str, path: Path, content: bytes) -> None:

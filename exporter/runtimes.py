@@ -22,6 +22,7 @@ LEVELS = {
 }
 _DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(bool)": "bool"}
 _FATAL = 4
+MOST_THREADS = 256  # more cost minutes to start, and no machine has the cores
 _PROVIDER = "executionprovider"
 
 
@@ -193,8 +194,10 @@ class OnnxRuntime:
         """
         options = options or RuntimeOptions()
         providers = provider_names(options.providers)
-        if options.threads < 0:
-            raise OptionError(f"threads is {options.threads}", "choose 1 or more, or 0 to leave it to the runtime")
+        if not 0 <= options.threads <= MOST_THREADS:
+            raise OptionError(
+                f"threads is {options.threads}", f"choose 1 to {MOST_THREADS}, or 0 to leave it to the runtime"
+            )
         settings = onnxruntime.SessionOptions()
         settings.graph_optimization_level = LEVELS[options.level]
         settings.intra_op_num_threads = options.threads

@@ -19,7 +19,8 @@ from .compare import FACTOR, ULP, Expected
 from .graph import Graph
 from .graph_modules import Search
 from .plan import Case
-from .reference import JITTERED_RUNS, MORE_RUNS, in_float64, jittered, threads_for
+from .precision import in_float64
+from .reference import JITTERED_RUNS, MORE_RUNS, jittered, threads_for
 from .spread import Spread, spread_of, tally
 
 Floats = NDArray[np.float64]

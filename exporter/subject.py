@@ -12,14 +12,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ..models import Model, config_of, save_model
-from .contract import Contract
+from .contract import CUSTOM_KIND, Contract
 from .contracts import CustomGraph
 from .custom import custom_graphs, plain_torch
 from .errors import OptionError
 from .graph import Graph
 from .graphs import graphs_of
-
-CUSTOM_KIND = "custom"
 
 
 @dataclass(frozen=True)

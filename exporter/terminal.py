@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 ORDER = ("place", "weights", "interface", "structure", "rounding", "not judged", "runtime")
 UNOPTIMIZED, *OPTIMIZED = (OnnxRuntime.label(RuntimeOptions(level=level)) for level in LEVELS)
 WHEREVER = ("place", "weights")  # not a matter of the runtime
+NOT_PROVEN = (
+    "[yellow bold]Not proven.[/] Nothing is known to be wrong, but PyTorch's own float32 is too far off its float64 to "
+    "judge by."
+)
 
 
 class Progress:
@@ -79,8 +83,7 @@ def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
         console.print(f"[green bold]Passed.[/] {place}  ({total})", soft_wrap=True)
     elif result.report and result.report.doubted:
         console.print(
-            "[yellow bold]Not proven.[/] Nothing is known to be wrong, but PyTorch's own float32 is too far off its "
-            f"float64 to judge by. The files are in {place}  ({total})",
+            f"{NOT_PROVEN} The files are in {place}  ({total})",
             soft_wrap=not console.is_terminal,
         )
     else:
@@ -91,30 +94,46 @@ def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
                 "right, and --nhead?",
                 soft_wrap=not console.is_terminal,
             )
-        _offer_locate(console, result.bundle, result.report.graphs if result.report else ())
+        _offer_locate(console, result.bundle, result.report.graphs if result.report else (), result.factory)
 
 
 def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
     """The same for a bundle that was verified again."""
     console = Console(stderr=to_stderr, highlight=False)
-    console.print(result_table(result.report.graphs))
-    print_findings(console, result.report.graphs, rest="with --json, --html or --junit")
-    verdict = "[green bold]Passed.[/]" if result.passed else "[red bold]Parity failed.[/]"
+    rows = result.report.graphs
+    console.print(result_table(rows))
+    print_findings(console, rows, rest="with --json, --html or --junit")
     place = escape(short(result.bundle))
-    console.print(f"{verdict} {place} is whole, manifest {result.manifest_sha256[:12]}  ({result.seconds:.1f} s)")
-    _offer_locate(console, result.bundle, result.report.graphs)
+    if not result.passed and all(row.passed or row.doubted for row in rows):
+        verdict = NOT_PROVEN
+    else:
+        verdict = "[green bold]Passed.[/]" if result.passed else "[red bold]Parity failed.[/]"
+    console.print(
+        f"{verdict} {place} is whole, manifest {result.manifest_sha256[:12]}  ({result.seconds:.1f} s)",
+        soft_wrap=not console.is_terminal,
+    )
+    _offer_locate(console, result.bundle, rows, result.factory)
+    if result.stored and any(row.format == "onnx" and not (row.passed or row.doubted) for row in rows):
+        command = f"mytx-export verify {shlex.quote(short(result.bundle))} --plan quick{_model(result.factory)}"
+        console.print(f"Which weight or module: {escape(command)}", soft_wrap=True)
 
 
-def _offer_locate(console: Console, bundle: Path, reports: Sequence[GraphReport]) -> None:
+def _offer_locate(console: Console, bundle: Path, reports: Sequence[GraphReport], factory: str) -> None:
     """What to run next, where an ONNX file computes something else than the model, or is optimised into that."""
     rows = [row for row in reports if row.format == "onnx"]
     wrong = any("structure" in {finding.check for finding in row.findings} for row in rows if row.graph not in CACHED)
     unoptimized = {row.graph for row in rows if row.passed and row.runtime == UNOPTIMIZED}
-    optimized = (row for row in rows if row.runtime in OPTIMIZED)
+    optimized = (row for row in rows if row.runtime in OPTIMIZED and not row.doubted)
     by_optimizer = any(not row.passed and row.graph in unoptimized for row in optimized)
     if wrong or by_optimizer:
         title = "Where it begins" if wrong else "By which rewrite of onnxruntime's optimiser"
-        console.print(f"{title}: mytx-export locate {escape(shlex.quote(short(bundle)))}", soft_wrap=True)
+        command = f"mytx-export locate {shlex.quote(short(bundle))}{_model(factory)}"
+        console.print(f"{title}: {escape(command)}", soft_wrap=True)
+
+
+def _model(factory: str) -> str:
+    """The option that a bundle with a model of the user's own needs."""
+    return f" --model {shlex.quote(factory)}" if factory else ""
 
 
 def _ratio(ratio: float) -> str:

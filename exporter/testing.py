@@ -4,43 +4,46 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from torch import Tensor, nn
 
 from ..models import Model
 from ..transformer import MyTransformer
-from .contract import CUSTOM, Axis, Contract, TensorSpec
+from .contract import CUSTOM, CUSTOM_KIND, Axis, Contract, TensorSpec
 from .contracts import CustomGraph
-from .custom import run_model
+from .custom import evaluating, kept_buffers, run_model
 from .errors import BundleError, OptionError
+from .factory import check_float32
 from .formats import FORMATS
 from .graph import Graph
 from .graph_modules import GraphModule
 from .graphs import masks_of
 from .identities import whole_plan
 from .onnx_checks import runs as onnx_runs
-from .onnx_reference import OnnxReference
+from .onnx_stream import Weights, read_model, read_values
 from .opened import open_bundle
 from .own_cases import own_case
 from .plan import Array, Case
 from .proving import Request, prove
 from .quiet import quiet
 from .reference import compute_references
-from .report import ParityReport
-from .subject import Subject, custom_model, subject_of
+from .report import Finding, ParityReport
+from .runtimes import OnnxRuntime
+from .subject import Subject, custom_model, subject_again, subject_of
 from .terminal import print_findings, result_table
 from .verify import verify_file
+from .weights import compare_weights
 
 Inputs = Mapping[str, Any]
 WIDTH = 120  # of the message, in characters
+STANDARD = {"", "ai.onnx"}  # domains of operators
 
 
 def assert_parity(
@@ -68,14 +71,9 @@ def assert_parity(
         MytxError: where they cannot be compared: a missing file, a contract or inputs that do not fit.
     """
     path = Path(exported)
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        with quiet():
-            report = (_bundle if path.is_dir() else _file)(path, module, contract, level)
-    finally:
-        for part, training in modes:
-            part.training = training
+    check_float32(module)
+    with quiet(), evaluating(module), kept_buffers(module):
+        report = (_bundle if path.is_dir() else _file)(path, module, contract, level)
     if not report.passed:
         raise AssertionError(message(report, path, type(module).__name__))
     return report
@@ -102,9 +100,12 @@ def _bundle(path: Path, module: nn.Module, contract: Any, level: str) -> ParityR
         subject = subject_of(module, masks)
     else:
         items = [contract] if isinstance(contract, CustomGraph) else list(contract or ())
-        if not items or not all(isinstance(item, CustomGraph) for item in items):
-            raise OptionError(f"a {type(module).__name__} is not one of mytx's models", "give the bundle's contracts")
-        subject = custom_model(module, items)
+        if bundle.manifest.model["kind"] != CUSTOM_KIND:
+            raise OptionError(f"{path} holds one of mytx's models, not a {type(module).__name__}", "give that model")
+        if items and not all(isinstance(item, CustomGraph) for item in items):
+            raise OptionError("what is given is no list of contracts", "make them with mytx.exporter.contracts.graph")
+        # The bundle has its contracts, too.
+        subject = custom_model(module, items) if items else subject_again(module, bundle.config, [*contracts.values()])
     for name, wanted in contracts.items():
         if name not in subject.graphs or subject.graphs[name].contract != wanted:
             raise OptionError(f"the contract of {name} in {path} is not the model's", "export it again")
@@ -115,6 +116,8 @@ def _bundle(path: Path, module: nn.Module, contract: Any, level: str) -> ParityR
 def _file(path: Path, module: nn.Module, contract: Any, level: str) -> ParityReport:
     if not path.is_file():
         raise OptionError(f"{path}: no such file", "give a bundle's folder or an .onnx file")
+    if isinstance(contract, (list, tuple)) and len(contract) == 1 and isinstance(contract[0], CustomGraph):
+        contract = contract[0]
     if isinstance(contract, CustomGraph):
         subject = custom_model(module, [contract])
         graph = subject.graphs[contract.contract.graph]
@@ -128,8 +131,40 @@ def _file(path: Path, module: nn.Module, contract: Any, level: str) -> ParityRep
     with subject.tracing():
         references = compute_references(module, graph, plan)
         runs = [replace(run, dimensions=isinstance(contract, CustomGraph)) for run in onnx_runs()]
+        strange = sorted(operator_domains(path) - STANDARD)
+        if strange:  # which onnx.reference does not know
+            runs = [run for run in runs if not run.runtime.startswith("onnx.reference")]
         reports = verify_file(path, graph.contract, plan, references, runs, format_name="onnx")
-    return ParityReport(tuple(replace(report, graph=path.stem) for report in reports))
+    if any(not report.passed for report in reports):
+        found = tuple(_weights_that_differ(path, module))
+        reports = [replace(report, findings=(*report.findings, *found)) for report in reports if not report.passed] + [
+            report for report in reports if report.passed
+        ]
+    note = f"what {path.name} is in float64, as it has operators of {', '.join(strange)}" if strange else ""
+    notes = (note,) if note else ()
+    return ParityReport(tuple(replace(report, graph=path.stem, notes=(*report.notes, *notes)) for report in reports))
+
+
+def operator_domains(path: Path) -> set[str]:
+    """The domains of the operators in a file."""
+    try:
+        return {node.domain for node in Weights(path).graph.node}
+    except Exception:  # said by whoever opens it next
+        return set()
+
+
+def _weights_that_differ(path: Path, module: nn.Module) -> Iterator[Finding]:
+    """Where a file of any exporter holds weights by their names, what is different in them: a help, not a check."""
+    state = {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
+    try:
+        _, tensors = read_model(path)
+        found = {tensor.name: read_values(tensor, path) for tensor in tensors if tensor.name in state}
+    except Exception:
+        return
+    for name, array in found.items():
+        if array.shape == state[name].shape and array.dtype == state[name].dtype:
+            for problem in compare_weights({name: array}, [name], {name: state[name]}):
+                yield Finding("weights", problem)
 
 
 def _proven(subject: Subject, graphs: dict[str, Graph], folder: Path, level: str) -> ParityReport:
@@ -144,7 +179,7 @@ def _by_inputs(path: Path, module: nn.Module, sets: Sequence[Inputs]) -> tuple[G
     """The graph that a file of any exporter holds, as the file describes it, with a user's inputs as its cases."""
     arrays = [{name: _array(value) for name, value in inputs.items()} for inputs in sets]
     try:
-        described = OnnxReference.open(path).describe()
+        described = OnnxRuntime.open(path).describe()
     except Exception as error:
         raise OptionError(f"{path} cannot be read: {' '.join(str(error).split())}", "is it an ONNX file?") from error
     for inputs in arrays:
@@ -173,8 +208,7 @@ def _by_inputs(path: Path, module: nn.Module, sets: Sequence[Inputs]) -> tuple[G
     graph = Graph(contract, _Direct(module, set(described.inputs)), scopes=(), held=frozenset(module.state_dict()))
     cases = [own_case(f"inputs {number}", inputs, contract) for number, inputs in enumerate(arrays)]
     cases = [replace(case, name=f"{number:02d}", small=True) for number, case in enumerate(cases)]
-    tensors = {name: torch.from_numpy(array) for name, array in cases[0].inputs.items()}
-    outputs = run_model(graph, cases[0], tensors)
+    outputs = run_model(graph, cases[0].inputs)
     if len(outputs) != len(contract.outputs) or not all(isinstance(value, Tensor) for value in outputs):
         raise OptionError(
             f"{type(module).__name__} gives {len(outputs)} outputs, {path.name} {len(contract.outputs)}: "

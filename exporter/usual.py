@@ -44,7 +44,8 @@ ALIASES = {
     "memory_padding_mask": "memory_key_padding_mask",
 }  # fmt: skip
 WRITE_ONE = "write a contract, and give it with --contract"
-LONGEST = 512  # the longest that any plan tries
+USUAL = f"the usual names are {', '.join(NAMES)}; otherwise {WRITE_ONE}"
+LONGEST = 512  # the longest that any plan tries, and so the longest that is promised
 Sizes = Mapping[str, int]
 # Different from each other: each dimension of an output is one of these or does not vary.
 FIRST: Sizes = {"batch": 2, "source": 7, "target": 5}
@@ -87,7 +88,10 @@ def usual_graphs(model: nn.Module) -> list[CustomGraph]:
         encoder = first.get("encoder")
         width = _memory_width(model, encoder) if encoder else 0
         found = first | ({"decoder": usual(model, "decode", width)} if "decoder" in present else {})
-        return [_graph(model, name, found[name], width) for name in METHODS if name in found]
+        tables: dict[str, nn.Embedding] = {}
+        for each in found.values():  # before any graph: a decoder may take the source for its padding alone
+            tables |= _embeddings(model, each, width)
+        return [_graph(model, name, found[name], width, tables) for name in METHODS if name in found]
 
 
 def usual(model: nn.Module, method: str, width: int = 0) -> Usual:
@@ -158,10 +162,10 @@ def arguments_of(model: nn.Module, method: str) -> dict[str, str]:
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
         ):
-            raise OptionError(f"{name}, which {method} of {type(model).__name__} takes, is no usual name", WRITE_ONE)
+            raise OptionError(f"{name}, which {method} of {type(model).__name__} takes, is no usual name", USUAL)
     wanted = {"encode": {"src"}, "decode": {"tgt", "memory"}, FORWARD: {"src"}}[method]
     if missing := sorted(wanted - set(found.values())):
-        raise OptionError(f"{method} of {type(model).__name__} takes no {missing[0]}", WRITE_ONE)
+        raise OptionError(f"{method} of {type(model).__name__} takes no {missing[0]}", USUAL)
     return found
 
 
@@ -192,22 +196,26 @@ def _memory_width(model: nn.Module, encoder: Usual) -> int:
     return _run(model, encoder, example_inputs(encoder, FIRST)).shape[-1]
 
 
-def _graph(model: nn.Module, name: str, found: Usual, width: int) -> CustomGraph:
-    limits = _vocabularies(model, found, width)
+def _graph(model: nn.Module, name: str, found: Usual, width: int, tables: Mapping[str, nn.Embedding]) -> CustomGraph:
+    unknown = [own for own, plain in found.arguments.items() if NAMES[plain][0] == "ids" and plain not in tables]
+    if unknown:
+        raise OptionError(f"{unknown[0]} of {found.method} goes into no torch.nn.Embedding", WRITE_ONE)
     longest = {side: most for side in ("source", "target") if (most := _longest(model, found, side, width))}
     inputs: list[TensorSpec] = []
     for argument, plain in found.arguments.items():
         kind = NAMES[plain]
         axes = found.axes(kind)
         if kind[0] == "ids":
-            inputs.append(ids(argument, axes, limits[argument]))
+            table = tables[plain]
+            inputs.append(ids(argument, axes, table.num_embeddings, pad=table.padding_idx))
         elif kind[0] == "memory":
             inputs.append(values(argument, [*axes, width]))
         else:
             inputs.append((padding if kind[0] == "padding" else attention)(argument, axes))
     shapes = [_run(model, found, example_inputs(found, sizes, width)).shape for sizes in (FIRST, SECOND)]
     dims = [_dimension(first, second) for first, second in zip(*shapes, strict=True)]
-    title = "memory" if name == "encoder" else "logits" if dims[-1] in limits.values() else "output"
+    rows = {tables[plain].num_embeddings for plain in found.arguments.values() if plain in tables}
+    title = "memory" if name == "encoder" else "logits" if dims[-1] in rows else "output"
     return graph(name, found.method, inputs, [values(title, dims)], longest=longest)
 
 
@@ -218,16 +226,16 @@ def _dimension(first: int, second: int) -> str | int:
     return first
 
 
-def _vocabularies(model: nn.Module, found: Usual, width: int) -> dict[str, int]:
-    """By argument, the rows of the embedding that its ids go into."""
+def _embeddings(model: nn.Module, found: Usual, width: int) -> dict[str, nn.Embedding]:
+    """By usual name, the embedding that ids go into."""
     inputs = example_inputs(found, FIRST, width)
-    rows: dict[str, int] = {}
-    tensors = {name: value for name, value in inputs.items() if NAMES[found.arguments[name]][0] == "ids"}
+    tensors = {plain: inputs[name] for name, plain in found.arguments.items() if NAMES[plain][0] == "ids"}
+    tables: dict[str, nn.Embedding] = {}
 
     def look(module: nn.Embedding, args: tuple[Any, ...], output: Any) -> None:
-        for name, value in tensors.items():
+        for plain, value in tensors.items():
             if args and isinstance(args[0], Tensor) and args[0].data_ptr() == value.data_ptr():
-                rows[name] = min(module.num_embeddings, rows.get(name, module.num_embeddings))
+                tables[plain] = module
 
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     handles = [module.register_forward_hook(look) for module in embeddings]
@@ -236,13 +244,11 @@ def _vocabularies(model: nn.Module, found: Usual, width: int) -> dict[str, int]:
     finally:
         for handle in handles:
             handle.remove()
-    if unknown := sorted(set(tensors) - set(rows)):
-        raise OptionError(f"{unknown[0]} of {found.method} goes into no torch.nn.Embedding", WRITE_ONE)
-    return rows
+    return tables
 
 
 def _longest(model: nn.Module, found: Usual, side: str, width: int) -> int | None:
-    """The longest input of a side that the model takes; None where that is no less than any plan tries."""
+    """The longest input of a side that the model takes, as far as that is tried; None where it has no such side."""
     if side not in {axis for plain in found.arguments.values() for axis in NAMES[plain][1:]}:
         return None
 
@@ -255,7 +261,7 @@ def _longest(model: nn.Module, found: Usual, side: str, width: int) -> int | Non
 
     low, high = FIRST[side], LONGEST + 1  # works, does not
     if works(LONGEST):
-        return None
+        return LONGEST
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if works(middle) else (low, middle)

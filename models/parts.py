@@ -103,7 +103,7 @@ def complain(missing: list[str], extra: list[str]) -> NoReturn:
     if missing and extra:
         hint = f"if one is the other under its own name, say so: --key {missing[0]}={stray}"
     elif missing:
-        hint = f"is it the whole model? --key {missing[0]}=NAME names a tensor that stands in for it"
+        hint = f"--key {missing[0]}=NAME names a tensor that stands in for it; a model of another kind: --model"
     else:
         hint = f"if the model does without: --key ignore={stray}"
     raise CheckpointError(message, hint)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from exported_models import Exported, plain
 
-from mytx.exporter import cli, onnx_files, onnx_format, pipeline, proving
+from mytx.exporter import cli, onnx_files, onnx_format, proving, subject
 from mytx.exporter.compare import Expected
 from mytx.exporter.formats import ExportOptions
 from mytx.exporter.graph import Graph
@@ -93,8 +93,8 @@ def use_exports(monkeypatch: pytest.MonkeyPatch, exported: Exported) -> None:
         made = exported.expected(graph.name)
         return made if len(made) == len(plan) else compute(model, graph, plan)
 
-    whole = pipeline.graphs_of
-    monkeypatch.setattr(pipeline, "graphs_of", lambda model, masks=None: plain(whole(model, masks)))
+    whole = subject.graphs_of
+    monkeypatch.setattr(subject, "graphs_of", lambda model, masks=None: plain(whole(model, masks)))
     monkeypatch.setattr(onnx_files, "export", export)
     monkeypatch.setattr(proving, "PLAIN", (ready, proving.measure_more))
 

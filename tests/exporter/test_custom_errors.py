@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from custom_support import run, strange
+from custom_support import QUICK, run, strange
 
 from mytx.exporter.errors import MytxError
 from mytx.exporter.factory import load_weights, make_module
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("inside_example")
         (
             "import torch\ndef build(): return torch.nn.Linear(2, 2).half()\n",
             "strange:build",
-            "not in float32 on the CPU",
+            "weight is float16 on cpu, not float32 on the CPU",
         ),
     ],
 )
@@ -112,3 +113,49 @@ def test_weights_of_another_model_are_refused(example_folder: Path, tmp_path: Pa
     with pytest.raises(MytxError, match=r"generator.bias is \[7\] in .*, \[90\] in translation:build"):
         load_weights(module, tmp_path / "shape.pt", "translation:build")
     load_weights(module, tmp_path / "wrapped.pt", "translation:build")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import sys\nsys.exit(5)\n", "importing it raised SystemExit"),
+        ("import sys\ndef build(): sys.exit(0)\n", "strange:build raised SystemExit"),
+        ("import argparse\nargparse.ArgumentParser().parse_args(['--no'])\n", "importing it raised SystemExit"),
+    ],
+)
+def test_code_that_ends_the_program_does_not_end_it_well(example_folder: Path, text: str, words: str):
+    strange(example_folder, text)
+    for command in (["onnx", "--model", "strange:build", "-o", "never"],):
+        result = run(*command)
+        assert (result.code, words in result.err) == (2, True), result
+    assert not (example_folder / "never").exists()
+
+
+def test_what_a_factory_does_to_the_process_stays_with_it(example_folder: Path, tmp_path: Path):
+    strange(
+        example_folder,
+        "import os, torch\n"
+        "def build():\n"
+        f"    os.chdir({str(tmp_path)!r})\n"
+        "    print('hello')\n"
+        "    torch.set_default_dtype(torch.float64)\n"
+        "    return torch.nn.Linear(4, 4).float()\n",
+    )
+    (example_folder / "linear.py").write_text(
+        "from mytx.exporter.contracts import graph, values\n"
+        "GRAPHS = [graph('full', 'forward', [values('input', ['batch', 'source', 4])],"
+        " [values('output', ['batch', 'source', 4])])]\n"
+    )
+    result = run("onnx", "--model", "strange:build", "--contract", "linear.py", "-o", "here", *QUICK, "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["passed"] is True
+    assert "hello" in result.err
+    assert (example_folder / "here" / "full.onnx").is_file()
+    assert not list(tmp_path.iterdir())
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_model_of_other_sizes_is_not_the_bundles(example_bundle: Path, example_folder: Path):
+    strange(example_folder, "import translation\ntranslation.WIDTH = 32\nbuild = translation.build\n")
+    result = run("verify", str(example_bundle), *QUICK, "--model", "strange:build")
+    assert (result.code, "strange:build makes a model of other sizes" in result.err) == (2, True), result

@@ -169,8 +169,8 @@ def test_a_bundle_is_held_against_a_model_of_mytx():
         (lambda path, module: (path, nn.Embedding(20, 8), inputs(2, 7)), "the model fails on tokens [2, 7]"),
         (lambda path, module: (path, nn.Bilinear(7, 7, 3), inputs(2, 7)), "the model fails"),
         (lambda path, module: (__file__, module, inputs(2, 7)), "cannot be read"),
-        (lambda path, module: (tiny_bundle(), module, CONTRACT), "is not the model's"),
-        (lambda path, module: (tiny_bundle(), module), "is not one of mytx's models"),
+        (lambda path, module: (tiny_bundle(), module, CONTRACT), "holds one of mytx's models, not a Scorer"),
+        (lambda path, module: (tiny_bundle(), module), "holds one of mytx's models, not a Scorer"),
     ],
 )
 def test_what_cannot_be_compared_is_an_error_and_not_a_difference(

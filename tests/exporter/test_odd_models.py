@@ -1,0 +1,246 @@
+"""Models as people write them: tensors outside of the state dict, masks made inside, states, odd outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mytx.exporter.contract import TensorSpec
+from mytx.exporter.contracts import CustomGraph, attention, graph, ids, keep, padding, values
+from mytx.exporter.custom import custom_graphs
+from mytx.exporter.errors import ExportError, OptionError
+from mytx.exporter.pipeline import export_bundle
+from mytx.exporter.plan import make_plan
+from mytx.exporter.subject import custom_model
+from mytx.exporter.testing import assert_parity
+from mytx.exporter.usual import usual_graphs
+
+
+def whole(model: nn.Module, *inputs: TensorSpec, **more: Any) -> CustomGraph:
+    """The graph of a model from ids to ``y [batch, source, 4]``."""
+    specs = inputs or (ids("x", ["batch", "source"], 20),)
+    return graph("full", "forward", specs, [values("y", ["batch", "source", 4])], **more)
+
+
+class Embedded(nn.Module):
+    """Ids to four numbers each, and room for what others add."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(20, 4)
+
+
+class Tables(Embedded):
+    """A buffer that is not saved, and a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.randn(80, 4), persistent=False)
+        self.more = torch.randn(80, 4)
+        self.list = [torch.randn(80, 4)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.size(1)
+        return self.table(x) + self.places[:length] + self.more[:length] + self.list[0][:length]
+
+
+class Mutating(Embedded):
+    """It writes into what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x[x == 3] = 1
+        return self.table(x)
+
+
+class Counting(Embedded):
+    """It counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return self.table(x)
+
+
+class Inside(Embedded):
+    """``nn.Transformer`` with a mask of PyTorch's own making, in float32 if nobody says otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerDecoderLayer(4, 2, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.size(1))
+        embedded = self.table(x)
+        return self.layer(embedded, embedded[:, :1], tgt_mask=mask, tgt_key_padding_mask=x == 0)
+
+
+def test_tensors_that_are_not_in_the_state_dict_are_right(tmp_path: Path):
+    model = Tables().eval()
+    subject = custom_model(model, [whole(model, longest={"source": 80})])
+    assert subject.graphs["full"].held == {"table.weight", "places"}
+    assert export_bundle(subject, tmp_path / "bundle", level="quick").passed
+
+
+def test_a_model_that_writes_to_its_inputs_changes_neither_the_cases_nor_the_users_arrays(tmp_path: Path):
+    model = Mutating().eval()
+    result = export_bundle(custom_model(model, [whole(model)]), tmp_path / "right", level="quick")
+    assert result.passed
+    plain = Embedded().eval()
+    plain.forward = lambda x: plain.table(x)  # type: ignore[method-assign]
+    x = torch.full((2, 7), 3)
+    with pytest.raises(AssertionError):
+        assert_parity(tmp_path / "right" / "full.onnx", WithoutReplacing().eval(), {"x": x})
+    assert assert_parity(tmp_path / "right" / "full.onnx", model, {"x": x}).passed
+    assert (x == 3).all()
+
+
+class WithoutReplacing(Embedded):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x)
+
+
+def test_a_model_that_keeps_a_state_is_refused_and_left_as_it_was():
+    model = Counting().train()
+    with pytest.raises(OptionError, match="running the model changes its count"):
+        custom_graphs(model, [whole(model)])
+    assert (model.count.item(), model.training) == (0, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
+def test_weights_of_another_dtype_are_refused_and_stay(dtype: torch.dtype):
+    model = WithoutReplacing().to(dtype)
+    with pytest.raises(OptionError, match="not float32 on the CPU"):
+        custom_graphs(model, [whole(model)])
+    assert model.table.weight.dtype == dtype
+
+
+def test_masks_that_a_model_makes_are_in_the_dtype_of_the_reference(tmp_path: Path):
+    """PyTorch 2.13 gives nonsense, silently, for a float32 mask and a float64 query of 16 positions or more."""
+    model = Inside().eval()
+    contract = whole(model, ids("x", ["batch", "source"], 20, pad=0, future="inside"))
+    subject = custom_model(model, [contract])
+    assert subject.graphs["full"].contract.opened == ("x",)  # its first position sees itself alone
+
+    result = export_bundle(subject, tmp_path / "bundle")
+
+    assert result.passed, result.report and [finding for row in result.report.graphs for finding in row.findings]
+    plan = make_plan(subject.graphs["full"].contract)
+    assert any((case.inputs["x"][:, -1] == 0).any() for case in plan)
+    assert not any((case.inputs["x"][:, 0] == 0).any() for case in plan)
+
+
+class Masked(Embedded):
+    """An encoder with a padding mask: position 0 may be padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.layer(self.table(x), src_key_padding_mask=mask)
+
+
+def test_padding_on_the_left_is_tried_and_a_row_of_padding_is_not():
+    model = Masked().eval()
+    contract = whole(model, ids("x", ["batch", "source"], 20), padding("mask", ["batch", "source"]))
+    found = custom_graphs(model, [contract])["full"].contract
+    assert found.opened == ()
+    masks = [case.inputs["mask"] for case in make_plan(found)]
+    assert any(mask[:, 0].any() for mask in masks)
+    assert not any(mask.all(axis=1).any() for mask in masks)
+
+
+def test_a_mask_may_have_dimensions_of_one(tmp_path: Path):
+    class Wide(Masked):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return super().forward(x, mask[:, 0, 0])
+
+    model = Wide().eval()
+    mask = padding("mask", ["batch", 1, 1, "source"])
+    contract = whole(model, ids("x", ["batch", "source"], 20, hidden_by="mask"), mask)
+    result = export_bundle(custom_model(model, [contract]), tmp_path / "bundle", level="quick")
+    assert result.report is not None
+    # What stands behind padding changes the output there, so the promise is about the rest alone, and holds.
+    assert result.passed
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: padding("m", ["source"]), "no padding mask"),
+        (lambda: padding("m", ["batch", 3, "source"]), "no padding mask"),
+        (lambda: attention("m", ["source"]), "no attention mask"),
+        (lambda: keep("m", ["batch", "source"], "int32"), "cannot be a mask of int32"),
+        (lambda: ids("x", ["batch", "source"], 0), "ids below 0 are none"),
+        (lambda: ids("x", ["batch", "source"], 5, pad=5), "pad 5 is no id below 5"),
+        (lambda: ids("x", ["batch", -1], 5), "are no dimensions"),
+        (lambda: ids("x", ["batch size"], 5), "are no dimensions"),
+        (lambda: ids("x", [""], 5), "are no dimensions"),
+        (lambda: whole(nn.Module(), ids("x y", ["batch", "source"], 5)), "'x y' is no name for a tensor"),
+        (lambda: whole(nn.Module(), ids("x", ["n", "source"], 5, future="inside")), "cannot be tried"),
+        (lambda: whole(nn.Module(), ids("x", ["batch", "source"], 5, hidden_by="x")), "no mask of that kind"),
+        (lambda: whole(nn.Module(), ids("x", ["batch", "source"], 5, hidden_by="y")), "no mask of that kind"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_where_they_are_written(make, words: str):
+    with pytest.raises(OptionError) as caught:
+        make()
+    assert words in caught.value.message
+
+
+class Odd(Embedded):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Any:
+        found = self.table(x)
+        return {"dict": {"y": found}, "twice": (found, found), "one": found}[self.how]
+
+
+def test_odd_outputs_are_named():
+    two = graph("full", "forward", [ids("x", ["batch", "source"], 20)],
+        [values("y", ["batch", "source", 4]), values("z", ["batch", "source", 4])])  # fmt: skip
+    for how, contract, words in (
+        ("dict", whole(nn.Module()), "it gives a dict with y, not tensors"),
+        ("twice", two, "the same tensor twice"),
+    ):
+        with pytest.raises(OptionError) as caught:
+            custom_graphs(Odd(how).eval(), [contract])
+        assert words in caught.value.message
+    named = graph("full", "forward", [ids("x", ["batch", "source"], 20)], [values("table", ["batch", "source", 4])])
+    model = Odd("one")
+    model.register_buffer("y", torch.zeros(1))
+    with pytest.raises(OptionError, match="a weight of the model is called y"):
+        custom_graphs(model.eval(), [whole(model)])
+    assert custom_graphs(Odd("one").eval(), [named])
+
+
+def test_a_table_that_is_longer_than_any_plan_needs_no_contract():
+    class Long(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(30, 8, padding_idx=0)
+            self.register_buffer("places", torch.randn(5000, 8))
+
+        def encode(self, src: Tensor) -> Tensor:
+            return self.table(src) + self.places[: src.size(1)]
+
+    (found,) = usual_graphs(Long().eval())
+    assert found.contract.axes["source"].maximum == 512
+    assert found.contract.inputs[0].pad == 0
+
+
+def test_a_length_that_is_not_said_is_named_by_the_export(tmp_path: Path):
+    model = Tables().eval()
+    with pytest.raises(ExportError) as caught:
+        export_bundle(custom_model(model, [whole(model)]), tmp_path / "bundle")
+    assert 'longest={"source": 80}' in (caught.value.hint or "")
