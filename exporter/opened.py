@@ -110,7 +110,10 @@ class Bundle:
         """
         path = self.folder / "vocab.json"
         if not path.is_file():
-            raise BundleError(f"{self.folder} has no vocab.json, so it cannot take text", "export it with --vocab FILE, or give ids: open_bundle(…).generate([[3, 4, 5]])")
+            raise BundleError(
+                f"{self.folder} has no vocab.json, so it cannot take text",
+                "export it with --vocab FILE, or give ids: open_bundle(…).generate([[3, 4, 5]])",
+            )
         return Vocabulary.read(path)
 
     def generate(

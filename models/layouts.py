@@ -117,7 +117,7 @@ def read_sizes(parts: Parts) -> Sizes:
         raise CheckpointError(
             "the checkpoint has no transformer layers (encoder.layers.N.… or decoder.layers.N.… with linear1.weight)"
             f", it has {listed(list(parts.left), 'tensor')}",
-            "only encoder-decoder Transformers with the keys of torch.nn.Transformer or of mytx are read; others: --model",
+            "encoder-decoder Transformers with the keys of torch.nn.Transformer or of mytx are read; others: --model",
         )
     dim_feedforward, d_model = parts.placed[first].shape
     counts = {stack: count_layers(parts, stack) for stack in STACKS}
