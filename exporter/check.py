@@ -15,7 +15,7 @@ from .identities import whole_plan
 from .manifest import MANIFEST, sha256
 from .opened import Bundle, open_bundle
 from .own_cases import read_cases
-from .report import GraphReport, ParityReport
+from .report import EARLIER, GraphReport, ParityReport
 from .stored import STORED, read_stored
 from .verify import runs_of, verify_file
 
@@ -115,7 +115,7 @@ def with_earlier(report: ParityReport, bundle: Bundle) -> ParityReport:
         raise BundleError(f"the report in {bundle.folder / MANIFEST} is damaged", "export the bundle again") from error
     failing = {(row.graph, row.format, row.runtime) for row in report.graphs if not row.passed}
     more = [row for row in earlier if not row.passed and (row.graph, row.format, row.runtime) not in failing]
-    found = [replace(row, runtime=f"{row.runtime}, when it was made") for row in more]
+    found = [replace(row, runtime=row.runtime + EARLIER) for row in more]
     return ParityReport((*report.graphs, *found))
 
 

@@ -61,7 +61,7 @@ def _run(arguments: list[str] | None, interrupt: _Interrupt) -> int:
         with printing():
             code = cli(arguments, prog_name="mytx-export", standalone_mode=False)
         return code if isinstance(code, int) else PASSED
-    except (Exception, KeyboardInterrupt) as error:
+    except BaseException as error:  # whatever it is, a traceback and Python's own exit code 1 are no answer
         # Python itself wraps an interrupt in another error where it comes in the middle of an import.
         if interrupt.pressed or isinstance(error, (click.Abort, KeyboardInterrupt)):
             with contextlib.suppress(ValueError):  # not in the main thread
@@ -71,7 +71,7 @@ def _run(arguments: list[str] | None, interrupt: _Interrupt) -> int:
         return _explain(error)
 
 
-def _explain(error: Exception) -> int:
+def _explain(error: BaseException) -> int:
     """Say what went wrong and what to do next; returns the exit code."""
     from ..models.errors import MytxError
 

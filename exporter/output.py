@@ -59,7 +59,9 @@ def printing() -> Iterator[None]:
         yield
         if sys.stdout:
             sys.stdout.flush()
-    except (BrokenPipeError, SystemExit):  # click and rich exit with 1 then, which here means that parity failed
+    except (BrokenPipeError, SystemExit) as error:  # rich exits with 1 then, which here means that parity failed
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, OSError):
+            raise  # somebody's own code has ended the program
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 REFERENCE = "reference "  # what the name of a runtime begins with that is another implementation of the model
+EARLIER = ", when it was made"  # what it ends with where a bundle was not found to fail now
 NO_RESULT = "no result"
 DETAIL = ("details", "spread", "own_spread", "checked")  # what only reports need
 

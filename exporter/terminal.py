@@ -19,7 +19,7 @@ from rich.table import Table
 from .compare import EXACT, FACTOR
 from .contract import CACHED
 from .formats import label
-from .report import REFERENCE, by_file
+from .report import EARLIER, REFERENCE, by_file
 from .runtimes import LEVELS, OnnxRuntime, RuntimeOptions
 
 if TYPE_CHECKING:
@@ -240,7 +240,9 @@ def print_findings(console: Console, reports: Sequence[GraphReport], rest: str =
         for check in sorted(kinds, key=ORDER.index):
             message, runtimes = kinds[check]
             ways = list(dict.fromkeys(runtimes))
-            where = f" ({', '.join(ways)})" if check not in WHEREVER and len(ways) < len(rows) else ""
+            special = any(way.startswith(REFERENCE) or way.endswith(EARLIER) for way in ways)
+            named = check not in WHEREVER and (special or len(ways) < len(rows))
+            where = f" ({', '.join(ways)})" if named else ""
             text = f"[red]{escape(file)}[/], {check}{escape(where)}: {escape(message)}"
             console.print(text, soft_wrap=not console.is_terminal)
         notes = list(dict.fromkeys(note for row in rows for note in row.notes))

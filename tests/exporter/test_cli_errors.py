@@ -37,7 +37,7 @@ from cli_support import (
 )
 from exported_models import Exported
 
-from mytx.exporter import bundle, onnx_checks, onnx_files, onnx_format, pipeline, proving
+from mytx.exporter import bundle, inspecting, onnx_checks, onnx_files, onnx_format, pipeline, proving
 from mytx.exporter.contract import Contract
 
 Run = Callable[..., Result]
@@ -616,3 +616,15 @@ def test_an_interrupt_that_python_wrapped_in_another_error_is_still_an_interrupt
     assert result.code == 130
     assert result.err.strip() == "error: interrupted; no unfinished bundle is left behind"
     assert not list(place.iterdir())
+
+
+def test_code_that_ends_the_program_is_not_taken_for_a_pass(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result]
+) -> None:
+    def end(*_: Any, **__: Any) -> None:
+        raise SystemExit(0)
+
+    monkeypatch.setattr(inspecting, "inspect_path", end)
+    result = run("inspect", ".")
+    assert result.code == 3
+    assert "SystemExit" in result.err
