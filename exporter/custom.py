@@ -205,7 +205,9 @@ def run_model(
     exact = any(tensor.dtype == torch.float64 for tensor in graph.module.model.parameters())
     try:
         with torch.inference_mode(), made_alike(graph.module.model):
-            return graph.compute(tensors)
+            outputs = graph.compute(tensors)
+            # A weight that is handed out as it is would want a gradient.
+            return tuple(value.detach() if isinstance(value, Tensor) else value for value in outputs)
     except (Exception, SystemExit) as error:
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
         raise OptionError(

@@ -85,7 +85,9 @@ def own_case(name: str, inputs: dict[str, Array], contract: Contract) -> Case:
 def _check(where: str, spec: TensorSpec, array: Array, sizes: dict[str, int]) -> None:
     where = f"{where}: {spec.name}"
     if str(array.dtype) != spec.dtype:
-        raise OptionError(f"{where} is {array.dtype}", f"make it {spec.dtype}: {spec.meaning}")
+        raise OptionError(
+            f"{where} is {array.dtype}", f"make it {spec.dtype}{': ' if spec.meaning else ''}{spec.meaning}"
+        )
     if array.ndim != len(spec.axes):
         raise OptionError(f"{where} has shape {list(array.shape)}", f"make it {list(spec.labels)}")
     for size, axis in zip(array.shape, spec.axes, strict=True):
