@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from .compare import ULP
-from .custom import run_graph
 from .graph import Graph
+from .model_runs import run_graph
 from .plan import Array, Case
 from .precision import in_float64
 from .reference import jittered, nudge

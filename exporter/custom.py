@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -12,19 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import transformer as torch_transformer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .compare import NOISE_LIMIT
 from .contract import Axis, Contract, TensorSpec
 from .contracts import CustomGraph
-from .errors import OptionError, first_line
-from .factory import check_float32, users_code
+from .errors import OptionError
+from .factory import check_float32
 from .graph import Graph
 from .graph_modules import GraphModule
+from .model_runs import evaluating, kept_buffers, plain_torch, run_model, same
 from .open_masks import all_open, hide_first, hides_by_pad
 from .plan import Array, Case, disturb, example, make_plan, sizes_of
-from .precision import in_float64, made_alike
+from .precision import in_float64
 from .program import untied
 
 FORWARD = "forward"
@@ -81,53 +80,6 @@ def custom_graphs(model: nn.Module, graphs: Sequence[CustomGraph]) -> dict[str, 
     return found
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; each module's own mode afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-@contextmanager
-def kept_buffers(model: nn.Module) -> Iterator[Callable[[], str]]:
-    """The buffers as they were, afterwards; gives what tells the name of one that has changed, if any has."""
-    before = {name: (tensor, tensor.detach().clone()) for name, tensor in model.named_buffers()}
-
-    def changed() -> str:
-        return next((name for name, (tensor, old) in before.items() if not _same(tensor, old)), "")
-
-    try:
-        yield changed
-    finally:
-        for tensor, old in before.values():
-            tensor.data.copy_(old)
-
-
-@contextmanager
-def plain_torch() -> Iterator[None]:
-    """``torch.nn.Transformer`` as it is written down: no fused kernels, which cannot be exported, and no look whether a
-    mask is causal, which cannot be traced. Masks are applied as they are given all the same.
-    """
-    fast, detect = torch.backends.mha.get_fastpath_enabled(), torch_transformer._detect_is_causal_mask
-
-    def as_said(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-        return bool(is_causal)
-
-    torch.backends.mha.set_fastpath_enabled(False)
-    torch_transformer._detect_is_causal_mask = as_said
-    try:
-        with users_code():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        torch_transformer._detect_is_causal_mask = detect
-
-
 def _with_signature(method: str, names: Sequence[str]) -> type[Called]:
     """A class whose ``forward`` says what it takes: torch.export goes by that."""
 
@@ -176,59 +128,11 @@ def _check_fit(graph: Graph) -> None:
     for case in (example(graph.contract), plan[int(np.argmax(amount))], plan[int(np.argmin(amount))]):
         outputs = run_model(graph, case.inputs)
         check_outputs(graph.contract, case, outputs)
-        if not all(_same(*pair) for pair in zip(outputs, run_model(graph, case.inputs), strict=True)):
+        if not all(same(*pair) for pair in zip(outputs, run_model(graph, case.inputs), strict=True)):
             raise OptionError(
                 f"graph {graph.name}: the model gives another result each time",
                 "is there dropout that goes on in evaluation mode, something random, or a state?",
             )
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-
-
-def run_model(
-    graph: Graph, inputs: Mapping[str, Array], prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor
-) -> tuple[Tensor, ...]:
-    """The outputs of a user's model. What it raises is the user's to mend, and what it writes to is a copy.
-
-    Args:
-        graph: of the model, which may be in float64.
-        inputs: by name.
-        prepare: sees the float inputs.
-
-    Raises:
-        OptionError: where it fails.
-    """
-    tensors = {name: torch.from_numpy(array).clone() for name, array in inputs.items()}
-    tensors = {name: prepare(tensor) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    exact = any(tensor.dtype == torch.float64 for tensor in graph.module.model.parameters())
-    try:
-        with torch.inference_mode(), made_alike(graph.module.model):
-            outputs = graph.compute(tensors)
-            # A weight that is handed out as it is would want a gradient.
-            return tuple(value.detach() if isinstance(value, Tensor) else value for value in outputs)
-    except (Exception, SystemExit) as error:
-        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
-        raise OptionError(
-            f"graph {graph.name}: the model fails{' in float64' if exact else ''} on {shapes}: {first_line(error)}",
-            "does it make tensors of a fixed dtype, .float() say?"
-            if exact
-            else "mend the dimensions in the contract, or say with longest= what the model can take; -v shows it all",
-        ) from error
-
-
-def run_graph(
-    graph: Graph, inputs: Mapping[str, Array], prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor
-) -> tuple[Tensor, ...]:
-    """The outputs of a graph of any model; see :func:`run_model`."""
-    if graph.contract.custom:
-        return run_model(graph, inputs, prepare)
-    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    with torch.inference_mode():
-        return graph.compute(
-            {name: prepare(tensor) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-        )
 
 
 def _with_opened(graph: Graph) -> Contract:
@@ -266,14 +170,14 @@ def _is_causal(graph: Graph, inputs: Mapping[str, Array], mask: TensorSpec) -> b
             other = disturb(spec, inputs[spec.name], np.random.default_rng(0))
             first = np.arange(axis.traced).reshape([-1] + [1] * (len(spec.axes) - 1 - spec.axes.index(axis))) == 0
             changed[spec.name] = np.where(first, inputs[spec.name], other)
-    same = [
-        _same(before.select(spec.axes.index(axis), 0), after.select(spec.axes.index(axis), 0))
+    alike = [
+        same(before.select(spec.axes.index(axis), 0), after.select(spec.axes.index(axis), 0))
         for spec, before, after in zip(
             graph.contract.outputs, run_model(graph, inputs), run_model(graph, changed), strict=True
         )
         if axis in spec.axes
     ]
-    return bool(same) and all(same)
+    return bool(alike) and all(alike)
 
 
 def _near(single: Tensor, double: Tensor) -> bool:

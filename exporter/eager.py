@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from .custom import run_graph
 from .graph import Graph
+from .model_runs import run_graph
 from .plan import Array
 from .runtimes import Description, described
 

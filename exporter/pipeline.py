@@ -13,7 +13,6 @@ from typing import Any
 from ..models import Model, Vocabulary
 from .bundle import Staging, write_json
 from .contract import GRAPHS
-from .custom import evaluating
 from .errors import OptionError
 from .exporting import export_files
 from .formats import FORMATS, ExportOptions
@@ -30,6 +29,7 @@ from .manifest import (
     weights_sha256,
 )
 from .memory import release_memory
+from .model_runs import evaluating
 from .onnx_format import DEFAULT_OPSET, check_opset
 from .own_cases import read_cases
 from .page import PAGE, parity_page

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .compare import Expected
-from .custom import run_graph
 from .graph import Graph
 from .memory import release_memory
+from .model_runs import run_graph
 from .plan import Case, SameAs
 from .precision import in_float64
 from .spread import Sizes, spread_of, tally

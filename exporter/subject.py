@@ -14,10 +14,11 @@ from torch import nn
 from ..models import Model, config_of, save_model
 from .contract import CUSTOM_KIND, Contract
 from .contracts import CustomGraph
-from .custom import custom_graphs, plain_torch
+from .custom import custom_graphs
 from .errors import OptionError
 from .graph import Graph
 from .graphs import graphs_of
+from .model_runs import plain_torch
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from ..models import Model
 from ..transformer import MyTransformer
 from .contract import CUSTOM, CUSTOM_KIND, Axis, Contract, TensorSpec
 from .contracts import CustomGraph
-from .custom import evaluating, kept_buffers, run_model
 from .errors import BundleError, OptionError
 from .factory import check_float32
 from .formats import FORMATS
@@ -26,6 +25,7 @@ from .graph import Graph
 from .graph_modules import GraphModule
 from .graphs import masks_of
 from .identities import whole_plan
+from .model_runs import evaluating, kept_buffers, run_model
 from .onnx_checks import runs as onnx_runs
 from .onnx_stream import Weights, read_model, read_values
 from .opened import open_bundle

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from .contract import TensorSpec
 from .contracts import CustomGraph, attention, graph, ids, padding, values
-from .custom import FORWARD, called, plain_torch
+from .custom import FORWARD, called
 from .errors import OptionError
+from .model_runs import plain_torch
 
 METHODS = {"encoder": "encode", "decoder": "decode", "full": FORWARD}
 # Each argument by the names that are in use, with what it is: of which side, and for a mask also of which other.

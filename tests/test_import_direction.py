@@ -47,12 +47,12 @@ RANKS = [
         "search_plan",
     },
     {
-        "custom",
         "generating",
         "graphs",
         "identities",
         "judging",
         "manifest",
+        "model_runs",
         "onnx_format",
         "onnx_reference",
         "own_cases",
@@ -61,6 +61,7 @@ RANKS = [
         "stored",
         "weights",
     },
+    {"custom"},
     {"eager", "page", "reference", "subject", "usual", "verify"},
     {"bundle", "captured", "onnx_checks", "onnx_decode", "optimizers", "original", "search_reference", "torch_runtime"},
     {

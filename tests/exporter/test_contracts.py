@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from mytx.exporter.contracts import attention, graph, ids, keep, padding, values
-from mytx.exporter.custom import custom_graphs, plain_torch
+from mytx.exporter.custom import custom_graphs
 from mytx.exporter.errors import OptionError
+from mytx.exporter.model_runs import plain_torch
 from mytx.exporter.pipeline import export_bundle
 from mytx.exporter.plan import make_plan
 from mytx.exporter.subject import custom_model
