@@ -108,4 +108,5 @@ def run_graph(
 
 
 def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, NaN to NaN."""
     return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
