@@ -197,6 +197,10 @@ def _export(
         raise click.UsageError("CHECKPOINT and --checkpoint are the same: give one.")
     checkpoint = checkpoint or also
     _check_custom(factory, contract, reference, checkpoint, no_verify, reading)
+    if factory is None and (unknown := [name for name in components if name not in GRAPHS]):
+        raise click.BadParameter(
+            f"{unknown[0]!r} is not one of {', '.join(map(repr, GRAPHS))}.", param_hint="'--component'"
+        )
     if checkpoint is None and factory is None:
         from ..models.demo_files import demo_folder
 
