@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import click
+from click.utils import PacifyFlushWrapper
 
 from .formats import label
 from .report import by_file
@@ -59,8 +60,9 @@ def printing() -> Iterator[None]:
         yield
         if sys.stdout:
             sys.stdout.flush()
-    except (BrokenPipeError, SystemExit) as error:  # rich exits with 1 then, which here means that parity failed
-        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, OSError):
+    except (BrokenPipeError, SystemExit) as error:  # click and rich exit with 1 then: here, that parity failed
+        by_click = isinstance(sys.stdout, PacifyFlushWrapper)
+        if not (by_click or isinstance(error, BrokenPipeError) or isinstance(error.__context__, OSError)):
             raise  # somebody's own code has ended the program
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
