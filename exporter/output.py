@@ -60,7 +60,7 @@ def printing() -> Iterator[None]:
         if sys.stdout:
             sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as error:  # click and rich exit with 1 then: here, that parity failed
-        by_click = type(sys.stdout).__name__ == "PacifyFlushWrapper"  # which it has put there, and imports of it warn
+        by_click = type(sys.stdout).__name__.endswith("PacifyFlushWrapper")  # which it has put there
         if not (by_click or isinstance(error, BrokenPipeError) or isinstance(error.__context__, OSError)):
             raise  # somebody's own code has ended the program
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
