@@ -137,6 +137,11 @@ class Contract:
         return self.layout == CUSTOM
 
     @property
+    def composed(self) -> bool:
+        """Whether the graph is the decoder after the encoder: full, of one of our models."""
+        return self.graph == "full" and not self.custom
+
+    @property
     def searches(self) -> bool:
         """Whether the graph decides, and gives ids."""
         return self.graph in SEARCHES

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 from .contract import ATTENTION_MEANING, CACHED, CUSTOM, PADDING_MEANING, Axis, Contract, TensorSpec
 from .errors import OptionError
+from .open_masks import PADDING
 
 Dims = Sequence[str | int]
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -179,7 +180,7 @@ def _bounded(where: str, inputs: Sequence[TensorSpec], longest: Mapping[str, int
 
 def _check_promises(where: str, spec: TensorSpec, inputs: Mapping[str, TensorSpec]) -> None:
     """What is promised must be something that can be tried."""
-    wrong = [name for name in spec.hidden_by if name not in inputs or inputs[name].role not in ("padding", "keep")]
+    wrong = [name for name in spec.hidden_by if name not in inputs or inputs[name].role not in PADDING]
     if spec.future not in ("", "inside") and (spec.future not in inputs or inputs[spec.future].role != "attention"):
         wrong.append(spec.future)
     if wrong:

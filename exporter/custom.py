@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .compare import NOISE_LIMIT
-from .contract import Axis, Contract, TensorSpec
+from .contract import Contract, TensorSpec
 from .contracts import CustomGraph
 from .errors import OptionError
 from .factory import check_float32
-from .graph import Graph
+from .graph import Graph, named_tensors
 from .graph_modules import GraphModule
 from .model_runs import evaluating, kept_buffers, plain_torch, run_model, same
-from .open_masks import all_open, hide_first, hides_by_pad
+from .open_masks import all_open, hide_first, is_padding, length_axis
 from .plan import Array, Case, disturb, example, make_plan, sizes_of
 from .precision import in_float64
 from .program import untied
@@ -116,7 +116,7 @@ def _check_arguments(model: nn.Module, item: CustomGraph) -> None:
 
 def _check_names(model: nn.Module, contract: Contract) -> None:
     """In a file, weights and outputs are of one kind."""
-    weights = {*dict(model.named_parameters()), *dict(model.named_buffers())}
+    weights = named_tensors(model)
     if taken := [spec.name for spec in (*contract.inputs, *contract.outputs) if spec.name in weights]:
         raise OptionError(f"graph {contract.graph}: a weight of the model is called {taken[0]}, too", "choose another")
 
@@ -144,18 +144,18 @@ def _with_opened(graph: Graph) -> Contract:
         return contract
     inputs = dict(example(contract).inputs)
     for spec in contract.inputs:
-        if spec.role in ("padding", "keep", "attention") or hides_by_pad(spec):
+        if spec.role == "attention" or is_padding(spec):
             inputs[spec.name] = all_open(spec, inputs[spec.name])
-    opened = []
-    for spec in contract.inputs:
-        if spec.role in ("padding", "keep") or hides_by_pad(spec):
-            trial = {**inputs, spec.name: hide_first(spec, inputs[spec.name])}
-            single = [tensor.double() for tensor in run_model(graph, trial)]
-            with in_float64(graph.module.model):
-                double = run_model(graph, trial, Tensor.double)
-            near = all(_near(*pair) for pair in zip(single, double, strict=True))
-            if not near or _is_causal(graph, inputs, spec):
-                opened.append(spec.name)
+    masks = [spec for spec in contract.inputs if is_padding(spec)]
+    trials = [{**inputs, spec.name: hide_first(spec, inputs[spec.name])} for spec in masks]
+    single = [run_model(graph, trial) for trial in trials]
+    with in_float64(graph.module.model):
+        double = [run_model(graph, trial, Tensor.double) for trial in trials]
+    opened = [
+        spec.name
+        for spec, ours, exact in zip(masks, single, double, strict=True)
+        if not all(map(_near, ours, exact)) or _is_causal(graph, inputs, spec)
+    ]
     return replace(contract, opened=tuple(opened))
 
 
@@ -163,7 +163,7 @@ def _is_causal(graph: Graph, inputs: Mapping[str, Array], mask: TensorSpec) -> b
     """Whether the model hides the future on the dimension of ``mask`` by itself: then its first position sees itself
     alone, and hidden it sees nothing.
     """
-    axis = next(axis for axis in mask.axes if isinstance(axis, Axis) and axis.name != "batch")
+    axis = length_axis(mask)
     changed = dict(inputs)
     for spec in graph.contract.inputs:
         if spec.role in ("ids", "values") and axis in spec.axes:
@@ -235,10 +235,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _held(model: nn.Module, graph: Graph) -> frozenset[str]:
     """The names of the weights that ``graph`` reads, of tied ones those by which it does."""
     twin = untied(model)
-    tensors = {
-        **dict(twin.named_parameters(remove_duplicate=False)),
-        **dict(twin.named_buffers(remove_duplicate=False)),
-    }
+    tensors = named_tensors(twin)
     module = type(graph.module)(twin)
     inputs = {name: torch.from_numpy(array) for name, array in example(graph.contract).inputs.items()}
     with torch.no_grad(), _Seen() as seen:

@@ -22,6 +22,7 @@ from ..models.unwrapping import plain_names, unwrap
 from .contract import Contract
 from .contracts import CustomGraph
 from .errors import OptionError, first_line
+from .graph import named_tensors
 
 PLACE = re.compile(r"(?P<module>[\w.]+):(?P<name>[\w.]+)")
 FAILURES = (Exception, SystemExit)  # sys.exit in a user's code is no way for us to end
@@ -66,7 +67,7 @@ def check_float32(module: nn.Module) -> None:
     Raises:
         OptionError: where they are not.
     """
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+    for name, tensor in named_tensors(module).items():
         if is_lazy(tensor):
             raise OptionError(f"{name} has no shape yet", "run a lazy module once before it is given here")
         floats = tensor.is_floating_point() or tensor.is_complex()

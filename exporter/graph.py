@@ -57,8 +57,7 @@ class Graph:
         """The parameters and buffers that the graph holds, by state-dict name."""
         model = self.module.model
         if self.held:  # buffers that are not saved are in a file all the same
-            named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-            return {name: tensor.detach() for name, tensor in named if name in self.held}
+            return {name: tensor.detach() for name, tensor in named_tensors(model).items() if name in self.held}
         return {
             name: tensor
             for name, tensor in model.state_dict().items()
@@ -69,6 +68,12 @@ class Graph:
         """The outputs in the contract's order, for a tensor for each input; those that can be left out may miss."""
         output = self.module(**self.module.arguments(inputs))
         return (output,) if isinstance(output, Tensor) else tuple(output)
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of ``model`` by all their names, also those that are not saved."""
+    parameters, buffers = (named(remove_duplicate=False) for named in (model.named_parameters, model.named_buffers))
+    return {**dict(parameters), **dict(buffers)}
 
 
 def ids_spec(name: str, axes: tuple[Axis | int, ...], limit: int, **more: object) -> TensorSpec:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .contract import Axis, Contract, TensorSpec
-from .open_masks import hidden_in
+from .open_masks import PADDING, hidden_in, hides, length_axis
 from .plan import Array, Case, SameAs, disturb, make_plan, sizes_of
 from .search_plan import make_search_plan
 
@@ -66,7 +65,7 @@ def _behind_padding(contract: Contract, case: Case, number: int, rng: np.random.
         other = disturb(spec, case.inputs[spec.name], rng)
         where = _spread(spec, hidden, other.shape)
         inputs[spec.name] = np.where(where, other, case.inputs[spec.name])
-        axis = _length_axis(spec)
+        axis = length_axis(spec).name
         changed[axis] = changed.get(axis, np.zeros_like(hidden)) | hidden
     if not changed:
         return None
@@ -82,7 +81,7 @@ def _future(contract: Contract, case: Case, number: int, rng: np.random.Generato
         if not spec.future or spec.name not in case.inputs:
             continue
         sizes = sizes_of(contract, case)
-        axis = _length_axis(spec)
+        axis = length_axis(spec).name
         length, middle = sizes[axis], sizes[axis] // 2
         if length < 2 or (spec.future != "inside" and not _is_causal(case.inputs.get(spec.future))):
             continue
@@ -130,21 +129,11 @@ def _output_size(contract: Contract, case: Case) -> int:
     return max(int(np.prod(spec.shape(sizes))) for spec in contract.outputs)
 
 
-def _length_axis(spec: TensorSpec) -> str:
-    return next(axis.name for axis in spec.axes if isinstance(axis, Axis) and axis.name != "batch")
-
-
 def _hidden(contract: Contract, spec: TensorSpec, case: Case) -> NDArray[np.bool_] | None:
     """Where padding hides ``spec``, ``[batch, length]``; None where nothing can."""
     if not spec.hidden_by or any(mask not in case.inputs for mask in spec.hidden_by):
         return None
     return np.logical_and.reduce([hidden_in(contract.input(name), case.inputs[name]) for name in spec.hidden_by])
-
-
-def hides(mask: Any) -> NDArray[np.bool_]:
-    """Where a mask of either kind hides."""
-    hidden: NDArray[np.bool_] = mask if mask.dtype == bool else np.isneginf(mask)
-    return hidden
 
 
 def _spread(spec: TensorSpec, where: Array, shape: tuple[int, ...]) -> Array:
@@ -185,7 +174,7 @@ def _real_length(contract: Contract, case: Case, axis: str, row: int, size: int)
     on_axis = [spec for spec in contract.inputs if axis in {a.name for a in spec.axes if isinstance(a, Axis)}]
     content = [spec for spec in on_axis if spec.role in ("ids", "values")]
     hidden = [_hidden(contract, spec, case) for spec in content]
-    padding = [spec for spec in on_axis if spec.role in ("padding", "keep") and spec.name in case.inputs]
+    padding = [spec for spec in on_axis if spec.role in PADDING and spec.name in case.inputs]
     if not content or any(where is None for where in hidden):
         return size
     real = np.flatnonzero(~np.logical_and.reduce([hidden_in(spec, case.inputs[spec.name]) for spec in padding])[row])

@@ -76,8 +76,7 @@ def run_model(
     Raises:
         OptionError: where it fails.
     """
-    tensors = {name: torch.from_numpy(array).clone() for name, array in inputs.items()}
-    tensors = {name: prepare(tensor) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    tensors = _tensors({name: array.copy() for name, array in inputs.items()}, prepare)
     exact = any(tensor.dtype == torch.float64 for tensor in graph.module.model.parameters())
     try:
         with torch.inference_mode(), made_alike(graph.module.model):
@@ -100,11 +99,13 @@ def run_graph(
     """The outputs of a graph of any model; see :func:`run_model`."""
     if graph.contract.custom:
         return run_model(graph, inputs, prepare)
-    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
     with torch.inference_mode():
-        return graph.compute(
-            {name: prepare(tensor) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-        )
+        return graph.compute(_tensors(inputs, prepare))
+
+
+def _tensors(inputs: Mapping[str, Array], prepare: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    return {name: prepare(tensor) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def same(one: Tensor, other: Tensor) -> bool:

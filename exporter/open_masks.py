@@ -18,9 +18,15 @@ Bools = NDArray[np.bool_]
 PADDING = ("padding", "keep")
 
 
-def hides_by_pad(spec: TensorSpec) -> bool:
-    """Whether ids hide themselves: the model makes a mask of their padding id."""
-    return spec.role == "ids" and spec.pad is not None
+def is_padding(spec: TensorSpec) -> bool:
+    """Whether an input hides positions of sentences: a padding mask, or ids of which the model makes one by itself."""
+    return spec.role in PADDING or (spec.role == "ids" and spec.pad is not None)
+
+
+def hides(mask: Any) -> Bools:
+    """Where a mask hides, be it bool or added to the scores."""
+    hidden: Bools = mask if mask.dtype == bool else np.isneginf(mask)
+    return hidden
 
 
 def hidden_in(spec: TensorSpec, array: Any) -> Bools:
@@ -30,18 +36,17 @@ def hidden_in(spec: TensorSpec, array: Any) -> Bools:
     elif spec.role == "ids":
         hidden = array == spec.pad
     else:
-        hidden = array if array.dtype == bool else np.isneginf(array)
+        hidden = hides(array)
     if spec.role == "attention":
         return hidden
-    varying = [axis.name for axis in spec.axes if isinstance(axis, Axis)]
     flat = hidden.reshape([size for size, axis in zip(hidden.shape, spec.axes, strict=True) if isinstance(axis, Axis)])
-    return flat.T if len(varying) == 2 and varying[1] == "batch" else flat
+    return flat.T if _batch_second(spec) else flat
 
 
 def opened_inputs(contract: Contract, inputs: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """``inputs`` in which every query may attend to something, and whether that took a change."""
     specs = {spec.name: spec for spec in contract.inputs if spec.name in inputs}
-    masks = {name: spec for name, spec in specs.items() if spec.role in PADDING or hides_by_pad(spec)}
+    masks = {name: spec for name, spec in specs.items() if is_padding(spec)}
     padding = {name: hidden_in(spec, inputs[name]).copy() for name, spec in masks.items()}
     attention = {name: hidden_in(spec, inputs[name]).copy() for name, spec in specs.items() if spec.role == "attention"}
     for name, hidden in padding.items():
@@ -51,7 +56,7 @@ def opened_inputs(contract: Contract, inputs: dict[str, Any]) -> tuple[dict[str,
         hidden[..., 0] &= ~hidden.all(axis=-1)
     for query, mask in attention.items():
         for key, hidden in padding.items():
-            if _length(specs[query], -1) != _length(masks[key]):
+            if specs[query].axes[-1] != length_axis(masks[key]):
                 continue
             for row in hidden:  # opened for one sentence, it may be for all: one mask is theirs together
                 dead = (mask | row).all(axis=-1)
@@ -65,7 +70,7 @@ def opened_inputs(contract: Contract, inputs: dict[str, Any]) -> tuple[dict[str,
         now_open = was & ~hidden
         if now_open.any():
             changed = True
-            where = now_open if spec.role == "attention" else _spread(spec, now_open, given.shape)
+            where = now_open if spec.role == "attention" else laid_out(spec, now_open, given.shape)
             given[where] = _open_value(spec)
             result[name] = given
     return result, changed
@@ -77,7 +82,7 @@ def hide_first(spec: TensorSpec, array: Any) -> Any:
     hidden[0, 0] = True
     result = array.copy()
     value = {"keep": 0, "ids": spec.pad}.get(spec.role, True if array.dtype == bool else -np.inf)
-    result[_spread(spec, hidden, array.shape)] = value
+    result[laid_out(spec, hidden, array.shape)] = value
     return result
 
 
@@ -92,19 +97,19 @@ def _open_value(spec: TensorSpec) -> Any:
     return 1 if spec.role == "keep" else 0
 
 
-def _length(spec: TensorSpec, place: int | None = None) -> str | int:
-    """The name of the dimension that a mask hides positions of."""
-    if place is not None:
-        axis = spec.axes[place]
-        return axis.name if isinstance(axis, Axis) else axis
-    return next(axis.name for axis in spec.axes if isinstance(axis, Axis) and axis.name != "batch")
+def length_axis(spec: TensorSpec) -> Axis:
+    """The dimension of positions, of which an input hides some or has some."""
+    return next(axis for axis in spec.axes if isinstance(axis, Axis) and axis.name != "batch")
 
 
-def _spread(spec: TensorSpec, flat: Bools, shape: tuple[int, ...]) -> Bools:
-    """``[batch, length]`` as the mask has it."""
-    varying = [axis.name for axis in spec.axes if isinstance(axis, Axis)]
-    turned = flat.T if len(varying) == 2 and varying[1] == "batch" else flat
-    return turned.reshape(shape)
+def laid_out(spec: TensorSpec, flat: Bools, shape: tuple[int, ...]) -> Bools:
+    """``[batch, length]`` as ``spec`` has it, which may have the batch second, and others of 1."""
+    return (flat.T if _batch_second(spec) else flat).reshape(shape)
+
+
+def _batch_second(spec: TensorSpec) -> bool:
+    names = [axis.name for axis in spec.axes if isinstance(axis, Axis)]
+    return len(names) == 2 and names[1] == "batch"
 
 
 def opened(contract: Contract, case: Any) -> Any:

@@ -20,8 +20,8 @@ from .contract import Contract, TensorSpec
 from .custom import FORWARD, called
 from .errors import OptionError, first_line
 from .graph import Graph
-from .identities import hides
 from .model_runs import plain_torch
+from .open_masks import hides
 from .plan import Array, Case, example, sizes_of
 from .precision import in_float64, made_alike
 from .report import REFERENCE

@@ -12,7 +12,7 @@ from .compare import EXACT, FACTOR, FAIL, NOT_JUDGED, PASS
 from .formats import FORMATS, label
 from .manifest import Manifest
 from .page_plots import Histogram, Plot, RunCase, histogram_of, plots_of, shown
-from .report import NO_RESULT, Finding, GraphReport, ParityReport, by_file
+from .report import NO_RESULT, Finding, GraphReport, ParityReport, by_file, shown_ratio
 from .spread import together
 
 PAGE = "parity.html"
@@ -215,7 +215,7 @@ def _ratio(number: float | None) -> str:
         return "-"
     if not math.isfinite(number):
         return "no number"
-    return f"{number:.2f}" if number < 1000 else f"{number:.0e}"
+    return shown_ratio(number)
 
 
 def _grouped(number: Any) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .contract import Axis, Contract, TensorSpec
 from .errors import OptionError
-from .open_masks import hides_by_pad, opened
+from .open_masks import is_padding, laid_out, length_axis, opened
 
 Array = NDArray[np.generic]
 LONG = 61
@@ -222,8 +222,7 @@ def _case(
     inputs = {spec.name: fill(spec, sizes, padding, attention, rng) for spec in contract.inputs}
     roles = {spec.role for spec in contract.inputs}
     words = [f"{name} {size}" for name, size in sizes.items()]
-    padded = roles & {"padding", "keep"} or any(hides_by_pad(spec) for spec in contract.inputs)
-    words += [f"padding {padding}"] if padded else []
+    words += [f"padding {padding}"] if any(map(is_padding, contract.inputs)) else []
     words += [f"attention mask {attention}"] if "attention" in roles else []
     return Case(name, inputs, ", ".join(words), small=is_small(sizes))
 
@@ -262,12 +261,11 @@ def fill(spec: TensorSpec, sizes: dict[str, int], padding: str, attention: str, 
 
 
 def _padding_of(spec: TensorSpec, shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """A padding mask in the dimensions of ``spec``, which may have the batch second, and others of 1."""
-    varying = [(axis.name, size) for axis, size in zip(spec.axes, shape, strict=True) if isinstance(axis, Axis)]
-    turned = len(varying) == 2 and varying[1][0] == "batch"
-    sizes = tuple(size for _, size in (varying[::-1] if turned else varying))
-    mask = padding_mask(sizes, kind, rng)
-    return (mask.T if turned else mask).reshape(shape)
+    """A padding mask in the dimensions of ``spec``."""
+    sizes = {axis: size for axis, size in zip(spec.axes, shape, strict=True) if isinstance(axis, Axis)}
+    length = length_axis(spec)
+    batch = next(size for axis, size in sizes.items() if axis != length)
+    return laid_out(spec, padding_mask((batch, sizes[length]), kind, rng), shape)
 
 
 def padding_mask(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> NDArray[np.bool_]:

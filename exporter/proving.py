@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -61,7 +61,7 @@ def prove(
     folder: Path,
     request: Request,
     *,
-    timed: Clock,
+    timed: Clock = lambda stage: nullcontext(),
     progress: Progress = lambda _: None,
 ) -> tuple[ParityReport, dict[str, StoredCases]]:
     """Verify the files of ``graphs`` in ``formats`` at ``folder``.
@@ -91,14 +91,11 @@ def prove(
         measure = partial(more, model, graph, plan, references)
         with timed("verify"):
             reports += _prove_eager(graphs, graph, plan, references, (request.originals or {}).get(name))
+            untried = _untried(graph, plan, references)
             for known in holding:
                 progress(f"Verifying {known.file(name)}")
                 found = _prove_file(graphs, graph, known, folder, plan, references, measure, request.verbose)
-                if graph.contract.searches and endless(plan, references):
-                    found = [replace(report, notes=(*report.notes, ENDLESS)) for report in found]
-                if graph.contract.custom and "batch" not in graph.contract.axes:
-                    found = [replace(report, notes=(*report.notes, NO_BATCH)) for report in found]
-                reports += found
+                reports += [replace(report, notes=(*report.notes, *untried)) for report in found]
                 release_memory()
         stored[name] = select(plan, references, BUNDLE_LIMIT // len(graphs))
         del references, measure
@@ -106,11 +103,17 @@ def prove(
     return ParityReport(tuple(reports)), stored
 
 
+def _untried(graph: Graph, plan: Sequence[Case], references: Sequence[Mapping[str, Expected]]) -> list[str]:
+    """What no case of the plan can show."""
+    notes = [ENDLESS] if graph.contract.searches and endless(plan, references) else []
+    return notes + ([NO_BATCH] if graph.contract.custom and "batch" not in graph.contract.axes else [])
+
+
 def _plan(graph: Graph, request: Request, *, flexible: bool, steps: bool) -> list[Case]:
     plan = whole_plan(graph.contract, request.level, (request.own or {}).get(graph.name, ()))
     if flexible and not graph.contract.searches:
         plan += optional_cases(graph.flexible, first=len(plan))
-    if steps and graph.name == "full" and not graph.contract.custom:
+    if steps and graph.contract.composed:
         plan += step_cases(plan)
     return plan
 
@@ -177,7 +180,7 @@ def _prove_eager(
     """The identities in PyTorch itself: what does not hold there can hold nowhere. And the ``original``."""
     whole = Run("PyTorch", lambda path: Eager(graph), small, dimensions=False)
     runs = [replace(whole, takes=lambda case: case.group == "identities")]
-    if graph.name == "full" and not graph.contract.custom:
+    if graph.contract.composed:
         runs += composed_runs(whole, lambda name: Eager(graphs[name]), graph.contract, graphs)
     asked = [run for run in runs if any(run.takes(case) for case in plan)]
     asked += [original] if original else []  # with nothing to take it fails

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,9 +81,8 @@ def _rebuild_custom(bundle: Bundle, factory: str) -> Subject:
             _check_weights(bundle.folder, bundle.manifest, found)
     contracts = [entry.contract for entry in bundle.manifest.of_format("onnx").values()]
     try:
-        config = json.loads((bundle.folder / CONFIG).read_text(encoding="utf-8"))
-        return subject_again(module, config, contracts)
-    except (OSError, ValueError, LookupError) as error:
+        return subject_again(module, bundle.config, contracts)
+    except LookupError as error:
         raise BundleError(f"{bundle.folder / CONFIG} is damaged", EXPORT_AGAIN) from error
 
 
@@ -124,9 +121,7 @@ def verify_rebuilt(
         request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose)
         names = [known.name for known in formats]
         with subject.tracing():
-            report, _ = prove(
-                subject.model, graphs, names, bundle.folder, request, timed=lambda _: nullcontext(), progress=progress
-            )
+            report, _ = prove(subject.model, graphs, names, bundle.folder, request, progress=progress)
     return report
 
 

@@ -189,6 +189,11 @@ def by_file(reports: Sequence[GraphReport]) -> dict[tuple[str, str], list[GraphR
     return files
 
 
+def shown_ratio(ratio: float) -> str:
+    """In no more characters than leave a table 80 columns wide."""
+    return f"{ratio:.2f}" if ratio < 1000 else f"{ratio:.0e}"
+
+
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
     unbounded = ("max_abs_error", "worst_ratio", "ratio")
     return {name: None if name in unbounded and not math.isfinite(value) else value for name, value in values.items()}

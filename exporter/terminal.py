@@ -19,8 +19,7 @@ from rich.table import Table
 from .compare import EXACT, FACTOR
 from .contract import CACHED
 from .formats import label
-from .report import EARLIER, REFERENCE, by_file
-from .runtimes import LEVELS, OnnxRuntime, RuntimeOptions
+from .report import EARLIER, REFERENCE, by_file, shown_ratio
 
 if TYPE_CHECKING:
     from .benching import BenchResult
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 # What tells most comes first.
 ORDER = ("place", "weights", "interface", "structure", "rounding", "not judged", "runtime")
-UNOPTIMIZED, *OPTIMIZED = (OnnxRuntime.label(RuntimeOptions(level=level)) for level in LEVELS)
 WHEREVER = ("place", "weights")  # not a matter of the runtime
 NOT_PROVEN = (
     "[yellow bold]Not proven.[/] Nothing is known to be wrong, but PyTorch's own float32 is too far off its float64 to "
@@ -104,7 +102,7 @@ def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
     console.print(result_table(rows))
     print_findings(console, rows, rest="with --json, --html or --junit")
     place = escape(short(result.bundle))
-    if not result.passed and all(row.passed or row.doubted for row in rows):
+    if result.report.doubted:
         verdict = NOT_PROVEN
     else:
         verdict = "[green bold]Passed.[/]" if result.passed else "[red bold]Parity failed.[/]"
@@ -120,10 +118,13 @@ def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
 
 def _offer_locate(console: Console, bundle: Path, reports: Sequence[GraphReport], factory: str) -> None:
     """What to run next, where an ONNX file computes something else than the model, or is optimised into that."""
+    from .runtimes import LEVELS, OnnxRuntime, RuntimeOptions  # onnxruntime, which most of what is printed needs not
+
+    off, *on = (OnnxRuntime.label(RuntimeOptions(level=level)) for level in LEVELS)
     rows = [row for row in reports if row.format == "onnx"]
     wrong = any("structure" in {finding.check for finding in row.findings} for row in rows if row.graph not in CACHED)
-    unoptimized = {row.graph for row in rows if row.passed and row.runtime == UNOPTIMIZED}
-    optimized = (row for row in rows if row.runtime in OPTIMIZED and not row.doubted)
+    unoptimized = {row.graph for row in rows if row.passed and row.runtime == off}
+    optimized = (row for row in rows if row.runtime in on and not row.doubted)
     by_optimizer = any(not row.passed and row.graph in unoptimized for row in optimized)
     if wrong or by_optimizer:
         title = "Where it begins" if wrong else "By which rewrite of onnxruntime's optimiser"
@@ -134,11 +135,6 @@ def _offer_locate(console: Console, bundle: Path, reports: Sequence[GraphReport]
 def _model(factory: str) -> str:
     """The option that a bundle with a model of the user's own needs."""
     return f" --model {shlex.quote(factory)}" if factory else ""
-
-
-def _ratio(ratio: float) -> str:
-    """In no more characters than leave the table 80 columns wide."""
-    return f"{ratio:.2f}" if ratio < 1000 else f"{ratio:.0e}"
 
 
 def short(path: Path) -> str:
@@ -215,8 +211,8 @@ def result_table(reports: Sequence[GraphReport]) -> Table:
             str(len(rows)),
             str(sum(row.cases for row in rows)),
             _largest([row.max_abs_error for row in single], lambda error: f"{error:.1e}"),
-            _largest([row.worst_ratio for row in single], lambda ratio: f"{_ratio(ratio)} of {FACTOR:g}"),
-            _largest([row.worst_ratio for row in double], lambda ratio: f"{_ratio(ratio)} of {EXACT:g}"),
+            _largest([row.worst_ratio for row in single], lambda ratio: f"{shown_ratio(ratio)} of {FACTOR:g}"),
+            _largest([row.worst_ratio for row in double], lambda ratio: f"{shown_ratio(ratio)} of {EXACT:g}"),
             "[green]passed[/]" if passed else "[yellow]not judged[/]" if doubted else "[red]FAILED[/]",
         )
     return table

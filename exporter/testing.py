@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from .contract import CUSTOM, CUSTOM_KIND, Axis, Contract, TensorSpec
 from .contracts import CustomGraph
 from .errors import BundleError, OptionError
 from .factory import check_float32
-from .formats import FORMATS
 from .graph import Graph
 from .graph_modules import GraphModule
 from .graphs import masks_of
@@ -110,7 +108,9 @@ def _bundle(path: Path, module: nn.Module, contract: Any, level: str) -> ParityR
         if name not in subject.graphs or subject.graphs[name].contract != wanted:
             raise OptionError(f"the contract of {name} in {path} is not the model's", "export it again")
     graphs = {name: subject.graphs[name] for name in contracts}
-    return _proven(subject, graphs, path, level)
+    with subject.tracing():
+        report, _ = prove(subject.model, graphs, ["onnx"], path, Request(level))
+    return report
 
 
 def _file(path: Path, module: nn.Module, contract: Any, level: str) -> ParityReport:
@@ -131,7 +131,7 @@ def _file(path: Path, module: nn.Module, contract: Any, level: str) -> ParityRep
     with subject.tracing():
         references = compute_references(module, graph, plan)
         runs = [replace(run, dimensions=isinstance(contract, CustomGraph)) for run in onnx_runs()]
-        strange = sorted(operator_domains(path) - STANDARD)
+        strange = sorted(_operator_domains(path) - STANDARD)
         if strange:  # which onnx.reference does not know
             runs = [run for run in runs if not run.runtime.startswith("onnx.reference")]
         reports = verify_file(path, graph.contract, plan, references, runs, format_name="onnx")
@@ -145,7 +145,7 @@ def _file(path: Path, module: nn.Module, contract: Any, level: str) -> ParityRep
     return ParityReport(tuple(replace(report, graph=path.stem, notes=(*report.notes, *notes)) for report in reports))
 
 
-def operator_domains(path: Path) -> set[str]:
+def _operator_domains(path: Path) -> set[str]:
     """The domains of the operators in a file."""
     try:
         return {node.domain for node in Weights(path).graph.node}
@@ -165,14 +165,6 @@ def _weights_that_differ(path: Path, module: nn.Module) -> Iterator[Finding]:
         if array.shape == state[name].shape and array.dtype == state[name].dtype:
             for problem in compare_weights({name: array}, [name], {name: state[name]}):
                 yield Finding("weights", problem)
-
-
-def _proven(subject: Subject, graphs: dict[str, Graph], folder: Path, level: str) -> ParityReport:
-    with subject.tracing():
-        report, _ = prove(
-            subject.model, graphs, [FORMATS["onnx"].name], folder, Request(level), timed=lambda _: nullcontext()
-        )
-    return report
 
 
 def _by_inputs(path: Path, module: nn.Module, sets: Sequence[Inputs]) -> tuple[Graph, list[Case]]:

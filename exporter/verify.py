@@ -69,7 +69,7 @@ def runs_of(
         verbose: let the runtime's own messages through.
     """
     runs = [_without(run, left_out(known)) for run in known.load_checker().runs(verbose)]
-    if graph == "full" and not contract.custom:
+    if contract.composed:
         runs += composed_runs(runs[0], lambda name: runs[0].open(folder / known.file(name)), contract, present)
     return runs
 

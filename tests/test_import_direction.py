@@ -31,8 +31,8 @@ RANKS = [
         "spread",
         "version",
     },
-    {"contracts", "formats", "graph", "line_files", "onnx_rounds", "open_masks", "shared_weights", "torch_archive"},
-    {"output", "plan"},
+    {"formats", "graph", "line_files", "onnx_rounds", "open_masks", "shared_weights", "torch_archive"},
+    {"contracts", "output", "plan"},
     {
         "compare",
         "decode_graphs",
