@@ -193,7 +193,7 @@ def _verify_stored(
             )
         for name, entry in entries.items():
             progress(f"Verifying {entry.file}")
-            runs = runs_of(known, name, entry.contract, entries, bundle.folder, verbose)
+            runs = runs_of(known, entry.contract, entries, bundle.folder, verbose)
             cases = stored[name]
             path = bundle.folder / entry.file
             reports += verify_file(path, entry.contract, cases.plan, cases.expected, runs, format_name=known.name)

@@ -147,7 +147,7 @@ def _prove_file(
     release_memory()
     contract = contract_in(known, graph)
     present = [name for name, item in graphs.items() if known.holds(item.contract)]
-    runs = runs_of(known, graph.name, contract, present, folder, verbose)
+    runs = runs_of(known, contract, present, folder, verbose)
     with lent(graph.module.model, folder):
         reports = verify_file(
             path, contract, plan, references, runs, format_name=known.name, found=found, measure=measure

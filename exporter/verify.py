@@ -56,13 +56,12 @@ def small_shape(case: Case) -> bool:
 
 
 def runs_of(
-    known: Format, graph: str, contract: Contract, present: Collection[str], folder: Path, verbose: bool = False
+    known: Format, contract: Contract, present: Collection[str], folder: Path, verbose: bool = False
 ) -> list[Run]:
-    """The ways to run the file of ``graph`` in a format; full also by way of encoder and decoder.
+    """The ways to run a file in a format; full also by way of encoder and decoder.
 
     Args:
         known: the format.
-        graph: its name.
         contract: of the file.
         present: the graphs that have a file in the format.
         folder: where the files are.

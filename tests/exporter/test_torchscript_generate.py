@@ -45,7 +45,7 @@ class Search:
         path = path or self.path
         weights = {name: tensor.numpy() for name, tensor in weights_in(KNOWN, self.graph).items()}
         missing = KNOWN.load_checker().find_weights(path, weights)
-        runs = runs_of(KNOWN, "generate", self.contract, ["generate"], path.parent)
+        runs = runs_of(KNOWN, self.contract, ["generate"], path.parent)
         return verify_file(
             path, self.contract, self.plan, self.expected, runs, format_name="torchscript", found=missing
         )

@@ -228,9 +228,9 @@ def test_full_is_run_by_way_of_its_halves_too_where_both_are_there(translation: 
     known, contract = FORMATS["onnx"], translation.contract("full")
     usual = [run.runtime for run in onnx_checks.runs()]
     for graph, present in (("full", ["full"]), ("full", ["full", "encoder"]), ("encoder", ["encoder", "decoder"])):
-        runs = runs_of(known, graph, contract, present, translation.folder)
+        runs = runs_of(known, translation.contract(graph), present, translation.folder)
         assert [run.runtime for run in runs] == usual
-    runs = runs_of(known, "full", contract, translation.graphs, translation.folder)
+    runs = runs_of(known, contract, translation.graphs, translation.folder)
     assert [run.runtime for run in runs] == [*usual, "onnxruntime, decoder(encoder)"]
     (report,) = verify_file(
         translation.path("full"),
@@ -252,7 +252,7 @@ def test_halves_that_do_not_fit_each_other_are_found_even_where_full_is_right(
     for name in ("decoder", "full"):
         (tmp_path / f"{name}.onnx").write_bytes(translation.path(name).read_bytes())
     contract = translation.contract("full")
-    runs = runs_of(FORMATS["onnx"], "full", contract, translation.graphs, tmp_path)
+    runs = runs_of(FORMATS["onnx"], contract, translation.graphs, tmp_path)
     plan, expected = translation.plan("full"), translation.expected("full")
     first, last = verify_file(tmp_path / "full.onnx", contract, plan, expected, [runs[0], runs[-1]], format_name="onnx")
     assert first.passed

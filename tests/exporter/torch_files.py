@@ -79,7 +79,7 @@ class TorchFiles:
             contract,
             cases[:number],
             expected[:number],
-            runs_of(known, name, contract, present, self.folder),
+            runs_of(known, contract, present, self.folder),
             format_name=known.name,
             found=known.load_checker().find_weights(here, self.weights(name)),
         )

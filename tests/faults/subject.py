@@ -65,7 +65,7 @@ class Subject:
             shutil.copy(self.exported.path(name), self.file(name))
         self.plan = list(self.exported.plan(self.graph))
         self.expected = list(self.exported.expected(self.graph))
-        self.runs = runs_of(ONNX, self.graph, self.contract, names, self.folder)
+        self.runs = runs_of(ONNX, self.contract, names, self.folder)
 
     def file(self, name: str) -> Path:
         return self.folder / ONNX.file(name)
