@@ -17,7 +17,7 @@ from .options import (
     quiet_option,
     verbose_option,
 )
-from .output import PARITY_FAILED, PASSED, show
+from .output import PARITY_FAILED, PASSED, complain, show
 
 
 @click.command()
@@ -81,7 +81,7 @@ def verify(
         show(plan_of_bundle(bundle, level=level, own=own), print_plan, as_json, quiet)
         return PASSED
     check_places({"--junit": junit, "--html": html}, [bundle], own)  # before minutes of work
-    with Progress(shown=not (quiet or verbose)) as progress, refusing(junit):
+    with Progress(shown=not (quiet or verbose)) as progress, refusing(junit, "bundle"):
         result = verify_bundle(
             bundle, formats=formats, level=level, own=own, factory=factory, verbose=verbose, progress=progress
         )
@@ -136,6 +136,8 @@ def locate(
             bundle, graph=graph, output=output, factory=factory, reproduce=not no_reproduction, progress=progress
         )
     show(result, print_located, as_json, quiet)
+    if quiet and result.found:
+        complain(f"found in {', '.join(result.graphs_found)}", "run it without --quiet, or with --json")
     return PARITY_FAILED if result.found else PASSED
 
 

@@ -73,10 +73,8 @@ def ids(
     if pad is not None and pad not in range(below):
         raise OptionError(f"{name}: pad {pad!r} is no id below {below}", "leave it out where the model looks at none")
     meaning = f"ids, 0 to {below - 1}"
-    return replace(
-        TensorSpec(name, "int64", _axes(dims), meaning, "ids", below, hidden_by=_names(hidden_by), future=future),
-        pad=pad,
-    )
+    spec = TensorSpec(name, "int64", _axes(dims), meaning, "ids", below, hidden_by=_names(hidden_by), future=future)
+    return spec if pad is None else _padding(replace(spec, pad=pad))
 
 
 def values(
@@ -199,7 +197,8 @@ def _padding(spec: TensorSpec) -> TensorSpec:
     others = [size for size in spec.axes if not isinstance(size, Axis)]
     if len(spec.axes) - len(others) != 2 or set(others) - {1}:
         raise OptionError(
-            f"{spec.name}: {list(spec.labels)!r} is no padding mask", "it has a batch and a length, and else only 1"
+            f"{spec.name}: in {list(spec.labels)!r} nothing can be padding",
+            "what pads has a batch and a length, and else only 1",
         )
     return spec
 

@@ -152,7 +152,7 @@ def _run(formats: list[str], *, as_json: bool, verbose: bool, quiet: bool, junit
         raise click.UsageError("--verbose and --quiet exclude each other.")
     if junit and options["no_verify"]:
         raise click.UsageError("--no-verify proves nothing, so there is nothing to write to --junit.")
-    from .report_files import check_places, write_export
+    from .report_files import check_places, refusing, write_export
     from .terminal import Progress, print_result
 
     bundles = [options["output"], Path(f"{os.path.realpath(options['output'])}.failed")]
@@ -160,7 +160,7 @@ def _run(formats: list[str], *, as_json: bool, verbose: bool, quiet: bool, junit
     check_places({"--junit": junit}, bundles, [*read, *options["own"]])
     if "torchscript" in formats and not quiet:
         click.echo(TORCHSCRIPT_IS_DEPRECATED, err=True)
-    with Progress(shown=not (quiet or verbose)) as progress, causes(shown=verbose):
+    with Progress(shown=not (quiet or verbose)) as progress, refusing(junit, "export"), causes(shown=verbose):
         progress("Starting PyTorch")
         result = _export(formats, verbose=verbose, progress=progress, **options)
     show(result, print_result, as_json, quiet)

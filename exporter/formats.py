@@ -91,5 +91,7 @@ class ExportOptions:
 
 
 def label(graph: str, format_name: str) -> str:
-    """The file of a graph, for people; the model itself has none."""
-    return FORMATS[format_name].file(graph) if format_name in FORMATS else f"{graph}, PyTorch"
+    """The file of a graph, for people; the model itself has none. Without a format ``graph`` is none."""
+    if format_name in FORMATS:
+        return FORMATS[format_name].file(graph)
+    return f"{graph}, PyTorch" if format_name else graph

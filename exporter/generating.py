@@ -19,6 +19,7 @@ from .errors import OptionError
 from .plan import Array
 from .runtimes import Runtime
 
+HIGHEST_POWER = math.log(np.finfo(np.float32).max)
 DEFAULT_LENGTH = 256  # as mytx.models.search has it, which needs torch
 DEFAULT_BATCH = 32
 
@@ -99,8 +100,12 @@ class SearchOptions:
         for name, value, low, high, why in limits:
             if not low <= value <= high:
                 raise OptionError(f"{name} is {value}, and {why}", f"choose {low} to {high}")
-        if not 0.0 <= self.length_penalty < math.inf:
-            raise OptionError(f"length_penalty is {self.length_penalty}", "choose a finite number that is not negative")
+        penalty, most = self.length_penalty, HIGHEST_POWER / math.log(max(2, longest))
+        if not 0.0 <= penalty <= most:
+            raise OptionError(
+                f"length_penalty is {penalty}, and scores are divided by length ** length_penalty, a float32",
+                f"choose 0 to {math.floor(most)}; 0.6 to 1 are usual",
+            )
         return replace(self, max_length=longest)
 
 

@@ -49,7 +49,12 @@ class BundleLocated:
     @property
     def found(self) -> bool:
         """Whether any graph leaves the model, as a file or in onnxruntime."""
-        return bool(self.optimizers) or any(located.introduced for located in self.graphs)
+        return bool(self.graphs_found)
+
+    @property
+    def graphs_found(self) -> list[str]:
+        """Which graphs do."""
+        return [item.graph for item in self.graphs if item.introduced or item.graph in self.optimizers]
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values for JSON, which has no infinity: a number that is not finite becomes None."""

@@ -12,16 +12,14 @@ from .compare import EXACT, FACTOR, FAIL, NOT_JUDGED, PASS
 from .formats import FORMATS, label
 from .manifest import Manifest
 from .page_plots import Histogram, Plot, RunCase, histogram_of, plots_of, shown
-from .report import NO_RESULT, Finding, GraphReport, ParityReport, by_file, shown_ratio
+from .report import NO_RESULT, Finding, GraphReport, ParityReport, by_file, rank, shown_ratio
 from .spread import together
 
 PAGE = "parity.html"
 TEMPLATES = Path(__file__).parent / "templates"
 LEAST_SHOWN = 3  # of what is wrong with a file, without unfolding; and something of each check
 MOST_FAILURES = 60  # of a file that are listed; all are in parity.json
-# Of a check, what tells most first.
-ORDER = ("place", "weights", "interface", "structure", "rounding", "runtime", "not judged")
-CHECKS = {
+NAMES = {
     "place": "Where it begins",
     "weights": "Weights",
     "interface": "Interface",
@@ -120,7 +118,7 @@ def parity_page(
         here=here,
         factor=FACTOR,
         exact=EXACT,
-        checks=CHECKS,
+        checks=NAMES,
         page=PAGE,
     )
     return text.encode("utf-8", errors="backslashreplace")  # a path need not be text
@@ -183,8 +181,7 @@ def _failures(rows: Sequence[GraphReport]) -> list[Failure]:
     for key in sorted(worst, key=lambda key: -worst[key][0]):
         failure = replace(worst[key][1], runtimes=tuple(dict.fromkeys(runtimes[key])))
         again = any(other.check == failure.check for _, _, other in ordered)
-        rank = ORDER.index(failure.check) if failure.check in ORDER else len(ORDER)
-        ordered.append((again, rank, failure))
+        ordered.append((again, rank(failure.check), failure))
     return [failure for _, _, failure in sorted(ordered, key=lambda item: item[:2])]
 
 

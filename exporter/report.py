@@ -11,7 +11,14 @@ from typing import Any
 REFERENCE = "reference "  # what the name of a runtime begins with that is another implementation of the model
 EARLIER = ", when it was made"  # what it ends with where a bundle was not found to fail now
 NO_RESULT = "no result"
+# Of the checks, what tells most first.
+CHECKS = ("place", "weights", "interface", "structure", "rounding", "runtime", "not judged")
 DETAIL = ("details", "spread", "own_spread", "checked")  # what only reports need
+
+
+def rank(check: str) -> int:
+    """Where the findings of a check stand: what tells most first, what is not known last."""
+    return CHECKS.index(check) if check in CHECKS else len(CHECKS)
 
 
 @dataclass(frozen=True)
@@ -19,7 +26,7 @@ class Finding:
     """Something that is wrong.
 
     Attributes:
-        check: ``weights``, ``interface``, ``structure``, ``rounding``, ``not judged``, ``runtime`` or ``place``.
+        check: one of ``CHECKS``.
         message: what and where, in one line.
         case: the name of the case in which it was found; empty where it is not a matter of one.
     """

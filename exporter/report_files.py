@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .bundle import is_bundle
-from .errors import BundleError, OptionError
+from .errors import MytxError, OptionError
 from .junit import junit_xml
 from .manifest import read_manifest
 from .page import parity_page
@@ -85,16 +85,16 @@ def write_check(result: BundleCheck, *, junit: Path | None, html: Path | None) -
 
 
 @contextlib.contextmanager
-def refusing(junit: Path | None) -> Iterator[None]:
-    """Within the block a bundle that is refused, being changed say, is a test that fails: an older file of a run that
-    passed must not be what CI shows.
+def refusing(junit: Path | None, what: str) -> Iterator[None]:
+    """Within the block ``what`` is refused, a bundle that was changed say, is a test that fails: an older file of a run
+    that passed must not be what CI shows.
     """
     try:
         yield
-    except BundleError as error:
+    except MytxError as error:
         if junit is not None:
             finding = Finding("runtime", f"{error.message}: {error.hint}" if error.hint else error.message)
-            refused = GraphReport("bundle", "refused", "integrity", 0, 0, 0.0, 0.0, "", False, (finding,))
+            refused = GraphReport(what, "", "refused", 0, 0, 0.0, 0.0, "", False, (finding,))
             write_whole("--junit", junit, junit_xml(ParityReport((refused,)), versions()))
         raise
 

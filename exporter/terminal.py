@@ -19,7 +19,7 @@ from rich.table import Table
 from .compare import EXACT, FACTOR
 from .contract import CACHED
 from .formats import label
-from .report import EARLIER, REFERENCE, by_file, shown_ratio
+from .report import EARLIER, REFERENCE, by_file, rank, shown_ratio
 
 if TYPE_CHECKING:
     from .benching import BenchResult
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from .pipeline import ExportResult
     from .report import GraphReport
 
-# What tells most comes first.
-ORDER = ("place", "weights", "interface", "structure", "rounding", "not judged", "runtime")
 WHEREVER = ("place", "weights")  # not a matter of the runtime
 NOT_PROVEN = (
     "[yellow bold]Not proven.[/] Nothing is known to be wrong, but PyTorch's own float32 is too far off its float64 to "
@@ -233,7 +231,7 @@ def print_findings(console: Console, reports: Sequence[GraphReport], rest: str =
             for finding in row.findings:
                 total.add(finding.message)
                 kinds.setdefault(finding.check, (finding.message, []))[1].append(row.runtime)
-        for check in sorted(kinds, key=ORDER.index):
+        for check in sorted(kinds, key=rank):
             message, runtimes = kinds[check]
             ways = list(dict.fromkeys(runtimes))
             special = any(way.startswith(REFERENCE) or way.endswith(EARLIER) for way in ways)

@@ -175,6 +175,8 @@ def test_no_torch_is_needed() -> None:
         ({"length_penalty": -0.5}, "length_penalty is -0.5"),
         ({"length_penalty": math.nan}, "length_penalty is nan"),
         ({"length_penalty": math.inf}, "length_penalty is inf"),
+        ({"length_penalty": 1e300}, "length_penalty is 1e+300"),
+        ({"length_penalty": 30, "max_length": 30}, "scores are divided by length ** length_penalty"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"pad_to": 2}, "3 tokens, --pad-to is 2"),
     ],

@@ -82,6 +82,14 @@ def test_people_are_told_the_rewrite_and_what_to_do_meanwhile(run: Run, tmp_path
 
 
 @known_version
+def test_quiet_says_no_more_than_where_something_was_found(run: Run, tmp_path: Path) -> None:
+    bundle = planted(copy_of_bundle(tmp_path), "decoder")
+    result = run("locate", bundle, "--no-reproduction", "--quiet")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.splitlines()[0] == "error: found in decoder"
+
+
+@known_version
 def test_verify_says_that_locate_can_name_it(run: Run, tmp_path: Path) -> None:
     result = run("verify", planted(copy_of_bundle(tmp_path), "encoder"))
     assert result.code == 1

@@ -175,8 +175,10 @@ def test_a_mask_may_have_dimensions_of_one(tmp_path: Path):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: padding("m", ["source"]), "no padding mask"),
-        (lambda: padding("m", ["batch", 3, "source"]), "no padding mask"),
+        (lambda: padding("m", ["source"]), "m: in ['source'] nothing can be padding"),
+        (lambda: padding("m", ["batch", 3, "source"]), "nothing can be padding"),
+        (lambda: ids("x", ["source"], 5, pad=0), "x: in ['source'] nothing can be padding"),
+        (lambda: ids("x", ["batch", "lines", "source"], 5, pad=0), "nothing can be padding"),
         (lambda: attention("m", ["source"]), "no attention mask"),
         (lambda: keep("m", ["batch", "source"], "int32"), "cannot be a mask of int32"),
         (lambda: ids("x", ["batch", "source"], 0), "ids below 0 are none"),

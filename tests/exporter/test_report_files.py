@@ -198,6 +198,19 @@ def test_without_verification_the_page_says_so(folder: Path, run: Run, tmp_path:
     assert "Not verified" in (tmp_path / "bundle" / "parity.html").read_text()
 
 
+def test_an_export_that_is_refused_fails_in_junit_and_not_what_passed_before(
+    folder: Path, run: Run, tmp_path: Path
+) -> None:
+    junit = tmp_path / "parity.xml"
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "mine").write_text("mine")
+    junit.write_text("<testsuites failures='0'/>")
+    assert_refused(run("onnx", folder, "-o", tmp_path / "bundle", "--junit", junit), "is not a bundle")
+    assert failed_tests(junit) == {("parity.export", "refused: loading and running")}
+    assert_refused(run("onnx", tmp_path / "none", "-o", tmp_path / "new", "--junit", junit), "no such file")
+    assert "no such file" in junit.read_text()
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
