@@ -27,13 +27,12 @@ ACTIVATIONS = {
 }
 
 
-def save_ct2(model: SequenceModel, folder: str | Path, quantization: str | None = None) -> Path:
+def save_ct2(model: SequenceModel, folder: str | Path) -> Path:
     """Write ``model`` to ``folder`` as ``ctranslate2.Translator`` reads it, over what is there.
 
     Args:
         model: a translation or couplet model with at least one encoder and one decoder layer.
         folder: made if it does not exist.
-        quantization: ``int8`` and the like; None stores float32.
 
     Raises:
         ValueError: for a model without layers on one side, which CTranslate2 cannot represent.
@@ -84,7 +83,7 @@ def save_ct2(model: SequenceModel, folder: str | Path, quantization: str | None 
     spec.config.decoder_start_token = str(config.bos_id)
     spec.config.layer_norm_epsilon = architecture.layer_norm_eps
     spec.validate()
-    spec.optimize(quantization=quantization)
+    spec.optimize()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*_vocabulary.json"):  # one for both sides has another name

@@ -66,8 +66,12 @@ class Staging:
             raise BundleError(f"{inside} is a bundle, and must hold nothing else", "choose another --output")
         recover(self.target)
         _check_target(self.target, force)
-        if bundle and os.path.lexists(self.failed) and (self.failed.is_symlink() or not is_bundle(self.failed)):
-            raise BundleError(f"{self.failed} is in the way and is not a bundle", "move it, or choose another --output")
+        if bundle and os.path.lexists(self.failed):
+            if self.failed.is_symlink() or not is_bundle(self.failed):
+                raise BundleError(
+                    f"{self.failed} is in the way and is not a bundle", "move it, or choose another --output"
+                )
+            _check_nothing_strange(self.failed, _listed(self.failed) or set())
 
     def __enter__(self) -> Staging:
         parent = self.target.parent
@@ -177,10 +181,15 @@ def _check_target(target: Path, force: bool) -> None:
         raise BundleError(f"{target} is not empty and is not a bundle", "choose another --output: it is not replaced")
     if not force:
         raise BundleError(f"{target} exists", "add --force to replace it, or choose another --output")
-    present = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_symlink() or path.is_file()}
+    _check_nothing_strange(target, listed)
+
+
+def _check_nothing_strange(folder: Path, listed: set[str]) -> None:
+    """Raise where a bundle that is to go holds somebody's own files."""
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or path.is_file()}
     if strange := sorted(present - listed):
         raise BundleError(
-            f"{target} holds {strange[0]}, which is not a part of the bundle and would be lost",
+            f"{folder} holds {strange[0]}, which is not a part of the bundle and would be lost",
             "move it, or choose another --output",
         )
 
@@ -191,7 +200,7 @@ def _listed(folder: Path) -> set[str] | None:
         values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         ours = {"format", "files", "graphs", "parity"} <= set(values)
         return {MANIFEST, *(entry["path"] for entry in values["files"])} if ours else None
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
 

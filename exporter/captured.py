@@ -111,7 +111,9 @@ def _hooks(model: nn.Module, tensors: dict[Slot, Tensor]) -> Iterator[None]:
         call = calls[name] = calls.get(name, -1) + 1
         given = dict.fromkeys(value for value in [*args, *kwargs.values()] if isinstance(value, Tensor))
         tensors.update({(name, call, number): tensor for number, tensor in enumerate(given)})
-        tensors[name, call, OUTPUT] = output[0] if isinstance(output, tuple) else output
+        first = output[0] if isinstance(output, tuple) and output else output
+        if isinstance(first, Tensor):  # what is in a dict or a list is looked at where it is used
+            tensors[name, call, OUTPUT] = first
 
     handles = [
         module.register_forward_hook(partial(hook, name), with_kwargs=True)

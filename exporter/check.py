@@ -11,7 +11,7 @@ from typing import Any
 from .contract import CUSTOM_KIND
 from .errors import BundleError, OptionError
 from .formats import FORMATS, Format
-from .identities import whole_plan
+from .identities import every_case
 from .manifest import MANIFEST, sha256
 from .opened import Bundle, open_bundle
 from .own_cases import read_cases
@@ -150,8 +150,18 @@ def plan_of_bundle(path: str | Path, *, level: str | None = None, own: Sequence[
         cases = {name: stored.plan for name, stored in read_stored(bundle.folder / STORED).items()}
     else:
         mine = read_cases(own, list(contracts.values()))
+        entries = bundle.manifest.graphs.values()
+        flexible = {entry.contract.graph: entry.contract for entry in entries if FORMATS[entry.format].flexible}
         cases = {
-            name: tuple(whole_plan(contract, level or "standard", mine.get(name, ())))
+            name: tuple(
+                every_case(
+                    contract,
+                    level or "standard",
+                    mine.get(name, ()),
+                    flexible=flexible.get(name),
+                    steps="step" in contracts,
+                )
+            )
             for name, contract in contracts.items()
         }
     return BundlePlan(

@@ -23,6 +23,7 @@ FACTOR = 4.0  # of float32 rounding
 EXACT = 0.1  # of the same, for a file that is run in float64: nothing rounds, so almost nothing may differ
 ULP = float(np.finfo(np.float32).eps)
 NOISE_LIMIT = 1e-3  # of the scale: above it float32 itself is too far off to judge by
+SMALLEST = float(np.finfo(np.float32).tiny)  # what is 0, with inputs that were moved by a bit, is off by less
 
 PASS, FAIL, NOT_JUDGED = "pass", "fail", "not judged"
 
@@ -182,7 +183,7 @@ def compare_values(output: str, actual: Array, expected: Expected, factor: float
             f"{found[worst]:.8g} where the model gives {reference[worst]:.8g}: off by {largest:.2g}, allowed "
             f"{factor * allowance:.2g}; {ratio:.3g} times PyTorch's own float32 error, {factor:g} allowed"
         )
-    elif not noise <= NOISE_LIMIT * scale:  # so written, NaN is too large
+    elif not noise <= max(NOISE_LIMIT * scale, SMALLEST):  # so written, NaN is too large
         verdict = NOT_JUDGED
         reason = f"PyTorch's own float32 error is {noise:.3g} on values up to {scale:.3g}: too large to judge by"
     spread = spread_of(tally(error), allowance)  # last: it works in the memory of the errors

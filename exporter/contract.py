@@ -103,7 +103,7 @@ class Contract:
     """What a graph takes and gives.
 
     Attributes:
-        graph: one of :data:`GRAPHS`.
+        graph: one of :data:`GRAPHS`, or whatever its user calls it.
         inputs, outputs: in order.
         layout: ``batch first``, ``sequence first`` or :data:`CUSTOM`.
         ids: special ids by name, empty for a graph on float tensors.
@@ -144,7 +144,7 @@ class Contract:
     @property
     def searches(self) -> bool:
         """Whether the graph decides, and gives ids."""
-        return self.graph in SEARCHES
+        return self.graph in SEARCHES and not self.custom
 
     def input(self, name: str) -> TensorSpec:
         """The input called ``name``."""

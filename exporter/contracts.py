@@ -33,6 +33,7 @@ KEEP_MEANING = "1 = a real position, 0 = padding, hidden from attention"
 # At export no two lengths may be equal, nor any length a number of the model's.
 TRACED = {"batch": 2, "source": 7, "target": 5}
 OTHERS = (11, 13, 17, 19, 23, 29)
+OUTPUTS = ("float32", "int64", "bool")  # dtypes
 SHORTEST_LIMIT = 8  # below it there is no length for each dimension at export
 
 
@@ -68,7 +69,7 @@ def ids(
         hidden_by: padding masks that hide it: where all say padding, what stands there must change nothing.
         future: ``inside`` where no output may depend on later positions; or the attention mask that sees to it.
     """
-    if not isinstance(below, int) or below < 2:
+    if not _is_whole(below) or below < 2:
         raise OptionError(f"{name}: ids below {below!r} are none", "below is the size of the vocabulary, 2 or more")
     if pad is not None and pad not in range(below):
         raise OptionError(f"{name}: pad {pad!r} is no id below {below}", "leave it out where the model looks at none")
@@ -80,7 +81,9 @@ def ids(
 def values(
     name: str, dims: Dims, dtype: str = "float32", *, hidden_by: str | Sequence[str] = (), future: str = ""
 ) -> TensorSpec:
-    """An input of floats, or an output; see :func:`ids`."""
+    """An input of floats, or an output, which may also be ``int64`` or ``bool``; see :func:`ids`."""
+    if dtype not in OUTPUTS:
+        raise OptionError(f"{name} cannot be {dtype}", f"choose from {', '.join(OUTPUTS)}")
     return TensorSpec(name, dtype, _axes(dims), hidden_by=_names(hidden_by), future=future)
 
 
@@ -141,6 +144,8 @@ def graph(
     if strange := [name for name in names if not NAME.fullmatch(str(name))]:
         raise OptionError(f"{where}: {strange[0]!r} is no name for a tensor", "letters, digits and _")
     for spec in inputs:
+        if spec.role == "values" and spec.dtype != "float32":
+            raise OptionError(f"{where}: the input {spec.name} is {spec.dtype}", "values that go in are float32")
         _check_promises(where, spec, {other.name: other for other in inputs})
     axes = _bounded(where, inputs, longest or {})
     for spec in outputs:
@@ -171,6 +176,8 @@ def _bounded(where: str, inputs: Sequence[TensorSpec], longest: Mapping[str, int
         raise OptionError(f"{where} has {len(others)} dimensions that vary", f"{len(OTHERS)} at most")
     traced = TRACED | dict(zip(others, OTHERS, strict=False))
     for name, most in longest.items():
+        if not _is_whole(most):
+            raise OptionError(f"{where}: the longest {name} is {most!r}", "give a number")
         if most < max(SHORTEST_LIMIT, traced[name] + 1):
             raise OptionError(f"{where}: {most} is too short for {name}", "make it a number instead of a dimension")
     return {name: Axis(name, traced=traced[name], maximum=longest.get(name)) for name in names}
@@ -179,6 +186,11 @@ def _bounded(where: str, inputs: Sequence[TensorSpec], longest: Mapping[str, int
 def _check_promises(where: str, spec: TensorSpec, inputs: Mapping[str, TensorSpec]) -> None:
     """What is promised must be something that can be tried."""
     wrong = [name for name in spec.hidden_by if name not in inputs or inputs[name].role not in PADDING]
+    if not wrong and any(_length(inputs[name]) != _length(spec) for name in spec.hidden_by):
+        raise OptionError(
+            f"{where}: {spec.name} is hidden_by {', '.join(spec.hidden_by)}, which is not of its length",
+            f"name a mask that has the dimension {_length(spec)}",
+        )
     if spec.future not in ("", "inside") and (spec.future not in inputs or inputs[spec.future].role != "attention"):
         wrong.append(spec.future)
     if wrong:
@@ -193,6 +205,10 @@ def _check_promises(where: str, spec: TensorSpec, inputs: Mapping[str, TensorSpe
         )
 
 
+def _length(spec: TensorSpec) -> str:
+    return next((axis.name for axis in spec.axes if isinstance(axis, Axis) and axis.name != "batch"), "")
+
+
 def _padding(spec: TensorSpec) -> TensorSpec:
     others = [size for size in spec.axes if not isinstance(size, Axis)]
     if len(spec.axes) - len(others) != 2 or set(others) - {1}:
@@ -205,10 +221,14 @@ def _padding(spec: TensorSpec) -> TensorSpec:
 
 def _axes(dims: Dims) -> tuple[Axis | int, ...]:
     if isinstance(dims, str) or not all(
-        NAME.fullmatch(dim) if isinstance(dim, str) else isinstance(dim, int) and dim > 0 for dim in dims
+        NAME.fullmatch(dim) if isinstance(dim, str) else _is_whole(dim) and dim > 0 for dim in dims
     ):
         raise OptionError(f"{dims!r} are no dimensions", 'give a list of names and numbers: ["batch", "source", 512]')
     return tuple(Axis(dim) if isinstance(dim, str) else dim for dim in dims)
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .compare import NOISE_LIMIT
 from .contract import Contract, TensorSpec
 from .contracts import CustomGraph
-from .errors import OptionError
+from .errors import OptionError, first_line
 from .factory import check_float32
 from .graph import Graph, named_tensors
 from .graph_modules import GraphModule
@@ -36,14 +36,20 @@ class Called(GraphModule):
 
     def forward(self, **inputs: Tensor) -> Any:
         """What the method gives."""
-        output = called(self.model, self.method)(**inputs)
-        if isinstance(output, Mapping):
-            raise TypeError(f"it gives a {type(output).__name__} with {', '.join(map(str, output))}, not tensors")
-        return output
+        return tensors_of(called(self.model, self.method)(**inputs))
 
     def arguments(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """As they are."""
         return dict(inputs)
+
+
+def tensors_of(output: Any) -> Any:
+    """What a model gives, if it can be what a graph gives: a tensor or several in order."""
+    if isinstance(output, Mapping):
+        raise TypeError(f"it gives a {type(output).__name__} with {', '.join(map(str, output))}, not tensors")
+    if not isinstance(output, (Tensor, tuple, list)):
+        raise TypeError(f"it gives a {type(output).__name__}, not tensors")
+    return output
 
 
 def called(model: nn.Module, method: str) -> Any:
@@ -62,6 +68,11 @@ def custom_graphs(model: nn.Module, graphs: Sequence[CustomGraph]) -> dict[str, 
         OptionError: where a contract does not fit, or the model cannot be exported.
     """
     check_float32(model)
+    names = [item.contract.graph for item in graphs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise OptionError(f"two graphs are called {twice[0]}", "each needs a name of its own")
+    if not names:
+        raise OptionError("there is no graph to export", "list one at least")
     found = {}
     with evaluating(model), plain_torch(), kept_buffers(model) as changed:
         for item in graphs:
@@ -101,6 +112,8 @@ def _check_arguments(model: nn.Module, item: CustomGraph) -> None:
         target = called(model, item.method)
     except AttributeError as error:
         raise OptionError(f"{where}: {name} has no {item.method}", "name a method or a submodule") from error
+    except Exception as error:  # of a property
+        raise OptionError(f"{where}: {item.method} of {name} fails: {first_line(error)}", "mend it") from error
     function = target.forward if isinstance(target, nn.Module) else target
     if not callable(function):
         raise OptionError(f"{where}: {item.method} of {name} cannot be called", "name a method or a submodule")

@@ -122,9 +122,6 @@ def read_contract(path: Path, module: nn.Module) -> list[CustomGraph]:
     graphs = found if isinstance(found, (list, tuple)) else []
     if not graphs or not all(isinstance(item, CustomGraph) for item in graphs):
         raise OptionError(f"{path} has no graphs", "set GRAPHS to a list made with mytx.exporter.contracts.graph")
-    names_of = [item.contract.graph for item in graphs]
-    if twice := [name for name in names_of if names_of.count(name) > 1]:
-        raise OptionError(f"{path} has two graphs called {twice[0]}", "each is a file of its own")
     return list(graphs)
 
 

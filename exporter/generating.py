@@ -101,6 +101,8 @@ class SearchOptions:
             if not low <= value <= high:
                 raise OptionError(f"{name} is {value}, and {why}", f"choose {low} to {high}")
         penalty, most = self.length_penalty, HIGHEST_POWER / math.log(max(2, longest))
+        if isinstance(penalty, (str, bytes)) or not hasattr(penalty, "__float__"):
+            raise OptionError(f"length_penalty is {penalty!r}", "give a number")
         if not 0.0 <= penalty <= most:
             raise OptionError(
                 f"length_penalty is {penalty}, and scores are divided by length ** length_penalty, a float32",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .contract import Axis, Contract, TensorSpec
 from .open_masks import PADDING, hidden_in, hides, length_axis
-from .plan import Array, Case, SameAs, disturb, make_plan, sizes_of
+from .plan import Array, Case, SameAs, disturb, make_plan, optional_cases, sizes_of, step_cases
 from .search_plan import make_search_plan
 
 # Axis -> which positions [batch, length] are kept; None for all.
@@ -32,6 +32,26 @@ def whole_plan(contract: Contract, level: str = "standard", own: Sequence[Case] 
         plan = make_plan(contract, level=level)
         plan += identities(contract, plan)
     return plan + [replace(case, name=f"{len(plan) + index:02d}") for index, case in enumerate(own)]
+
+
+def every_case(
+    contract: Contract, level: str, own: Sequence[Case], *, flexible: Contract | None, steps: bool
+) -> list[Case]:
+    """The plan of a graph with all that any of its files is asked for.
+
+    Args:
+        contract: of the graph.
+        level: of the plan.
+        own: a user's own cases.
+        flexible: the same with masks that may be left out, if there is a file of that kind.
+        steps: whether there is a cached step, by which full is run, too: it knows no padding in the target.
+    """
+    plan = whole_plan(contract, level, own)
+    if flexible is not None and not contract.searches:
+        plan += optional_cases(flexible, first=len(plan))
+    if steps and contract.composed:
+        plan += step_cases(plan)
+    return plan
 
 
 def identities(contract: Contract, plan: Sequence[Case], seed: int = 0) -> list[Case]:
@@ -137,10 +157,16 @@ def _hidden(contract: Contract, spec: TensorSpec, case: Case) -> NDArray[np.bool
 
 
 def _spread(spec: TensorSpec, where: Array, shape: tuple[int, ...]) -> Array:
-    """``[batch, length]`` over the dimensions of ``spec``, whichever of the two comes first."""
-    if isinstance(spec.axes[0], Axis) and spec.axes[0].name != "batch":
+    """``[batch, length]`` over the dimensions of ``spec``, wherever they stand; without a batch what is so in all."""
+    names = [axis.name if isinstance(axis, Axis) else "" for axis in spec.axes]
+    length = names.index(length_axis(spec).name)
+    batch = names.index("batch") if "batch" in names else None
+    if batch is None:
+        where = np.logical_and.reduce(where)
+    elif length < batch:
         where = where.T
-    return np.broadcast_to(where.reshape(where.shape + (1,) * (len(shape) - 2)), shape)
+    sizes = [size if place in (batch, length) else 1 for place, size in enumerate(shape)]
+    return np.broadcast_to(where.reshape(sizes), shape)
 
 
 def _before(axis: str, later: NDArray[np.bool_], found: str) -> NDArray[np.bool_] | None:

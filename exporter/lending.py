@@ -31,6 +31,7 @@ def lent(model: nn.Module, folder: Path) -> Iterator[None]:
     mapped = torch.from_numpy(np.memmap(shared.path, np.uint8, mode="c"))
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     given: dict[str, Tensor] = {}
+    places = {name: (tensor.data_ptr(), tensor.shape) for name, tensor in tensors.items()}
     try:
         for name, tensor in tensors.items():
             entry = shared.index.get(name)
@@ -44,9 +45,12 @@ def lent(model: nn.Module, folder: Path) -> Iterator[None]:
                 tensor.data = given[name] = mapped[place].view(tensor.dtype).view(tensor.shape)
         yield
     finally:
+        own: dict[tuple[int, torch.Size], Tensor] = {}  # those that shared their memory share it again
         for name, values in given.items():
             if tensors[name].data_ptr() == values.data_ptr():  # not converted to float64 and back meanwhile
-                tensors[name].data = values.clone()
+                if places[name] not in own:
+                    own[places[name]] = values.clone()
+                tensors[name].data = own[places[name]]
 
 
 def _bits(tensor: Tensor) -> Array:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .contract import CACHED
+from .contract import CACHED, Contract
 from .errors import BundleError, OptionError
 from .formats import FORMATS
 from .identities import whole_plan
@@ -108,13 +108,14 @@ def locate_in_bundle(
     stored = read_stored(bundle.folder / STORED) if (bundle.folder / STORED).exists() else {}
     names = _names(bundle, graph, stored)
     # Of a graph with several outputs the optimiser alone is tried.
-    whole = [name for name in names if name not in CACHED and len(bundle.entry(name).contract.outputs) == 1]
+    whole = [name for name in names if not without_places(bundle.entry(name).contract)]
     if output is not None and len(whole) != 1:
         if whole:
             raise OptionError(
                 f"one folder cannot hold reproductions of {' and '.join(whole)}", "choose one with --graph"
             )
-        raise OptionError(f"in {names[0]} the model's modules are fused, there is no place to name", "omit --output")
+        why = without_places(bundle.entry(names[0]).contract)
+        raise OptionError(f"in {names[0]} there is no place to name: {why}", "omit --output")
     folders = {name: output or Path(f"{bundle.folder}-{name}-reproduction") for name in whole}
     for folder in folders.values() if reproduce else ():
         if folder.exists() or folder.is_symlink():  # refused before the work
@@ -149,18 +150,25 @@ def locate_in_bundle(
     return BundleLocated(bundle.folder, tuple(found), reproductions, tried, optimizers)
 
 
+def without_places(contract: Contract) -> str:
+    """Why no module can be named in a graph, if none can: then the optimiser alone is tried."""
+    if contract.graph in CACHED:
+        return "the model's modules are fused"
+    return "there are several outputs" if len(contract.outputs) > 1 else ""
+
+
 def _names(bundle: Bundle, graph: str | None, stored: Collection[str]) -> Sequence[str]:
     if graph is not None:
-        if bundle.entry(graph).contract.graph in CACHED and graph not in stored:
+        if graph not in stored and (why := without_places(bundle.entry(graph).contract)):
             raise BundleError(
-                f"in {graph} the model's modules are fused, and {bundle.folder} holds no reference cases to run it on",
+                f"in {graph} {why}, and {bundle.folder} holds no reference cases to run it on",
                 "export it again, without --no-verify",
             )
         return [graph]
     everything = bundle.manifest.of_format("onnx")
     if not everything:
         raise BundleError(f"{bundle.folder} has no ONNX graphs to look into", "export it with mytx-export onnx")
-    present = [name for name in everything if name not in CACHED or name in stored]
+    present = [name for name, entry in everything.items() if name in stored or not without_places(entry.contract)]
     if not present:
         return _names(bundle, next(iter(everything)), stored)
     rows = bundle.manifest.parity.get("graphs", [])

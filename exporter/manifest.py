@@ -87,6 +87,7 @@ class Manifest:
             for file, entry in values["graphs"].items()
         }
         files = tuple(FileEntry(**entry) for entry in values["files"])
+        str(values["model"]["kind"]), [dict(row) for row in values["assumed"]]  # raise where they are not that
         return cls(
             format=values["format"],
             tools=dict(values["tools"]),
@@ -102,6 +103,8 @@ def _parity(values: dict[str, Any]) -> dict[str, Any]:
     """What was proven; raises where a row of it lacks something."""
     for row in values.get("graphs", ()):
         row["graph"], row["format"], row["passed"]
+    if values["passed"] not in (True, False, None):
+        raise ValueError(f"passed is {values['passed']!r}")
     return dict(values)
 
 

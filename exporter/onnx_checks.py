@@ -44,7 +44,7 @@ def runs(verbose: bool = False) -> list[Run]:
 
 def few(case: Case) -> bool:
     """Whether its other ways are: small cases, long ones alone, and a user's own. On a large model they cost most."""
-    return case.small or case.group == "own" or case.words.startswith("batch 1,")
+    return case.small or case.group == "own" or case.alone
 
 
 def find_weights(path: Path, weights: Mapping[str, Array], *, others: bool = False) -> list[Finding]:

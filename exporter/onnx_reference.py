@@ -6,7 +6,7 @@ difference from the model in float64 is what the file computes differently. No t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from .lifting import LOWER, LiftedEvaluator, lift, lift_constant
-from .onnx_stream import Weights, read_header
+from .onnx_stream import Weights, read_header, subgraphs
 from .plan import Array
 from .runtimes import Description
 
@@ -73,6 +73,8 @@ class OnnxReference:
         self._nodes: list[OpRun] = (LiftedEvaluator if lifted else ReferenceEvaluator)(model).rt_nodes_
         self._reads = [_reads(node) for node in graph.node]
         self._inputs = {value.name: value.type.tensor_type for value in graph.input}
+        # Before version 4 of the format every initializer had to be an input, too, and none was to be given.
+        self._constant = set(weights) if header.ir_version < 4 else set()
         self._outputs = [value.name for value in graph.output]
         self.varying = set(self._inputs)
         for node, names in zip(graph.node, self._reads, strict=True):
@@ -155,7 +157,8 @@ class OnnxReference:
             return described
 
         name = "onnx.reference, float64" if self.lifted else "onnx.reference"
-        return Description(name, onnx.__version__, tensors(self.graph.input), tensors(self.graph.output))
+        inputs = [value for value in self.graph.input if value.name not in self._constant]
+        return Description(name, onnx.__version__, tensors(inputs), tensors(self.graph.output))
 
     def _dtype(self, elem_type: int) -> np.dtype[Any]:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
@@ -228,17 +231,10 @@ class OnnxReference:
 def _reads(node: onnx.NodeProto) -> list[str]:
     """What a node reads, and what the graphs inside it read from outside."""
     names = dict.fromkeys(node.input)
-    for graph in _subgraphs(node):
+    for graph in subgraphs(node):
         inside = {value.name for value in [*graph.input, *graph.initializer]}
         for inner in graph.node:
             names.update(dict.fromkeys(name for name in _reads(inner) if name not in inside))
             inside.update(inner.output)
         names.update(dict.fromkeys(value.name for value in graph.output if value.name not in inside))
     return list(names)
-
-
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        yield from attribute.graphs
-        if attribute.HasField("g"):
-            yield attribute.g

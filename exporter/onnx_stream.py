@@ -62,7 +62,7 @@ def write_model(model: ir.Model, path: Path, shared: SharedWeights | None = None
     if size > INLINE_LIMIT:
         raise ExportError(
             f"{path.name} would have {size / 1e9:.1f} GB, a file of ONNX at most 2 GB",
-            "export it with --weights shared",
+            "choose fewer graphs, or a smaller model" if shared else "export it with --weights shared",
         )
 
     with path.open("wb") as file:
@@ -96,6 +96,14 @@ def read_model(path: Path) -> tuple[onnx.GraphProto, Iterator[onnx.TensorProto]]
     """
     graph, places = _graph(path)
     return graph, (tensor for _, tensor in _tensors(path, places))
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The bodies of a loop or the branches of an ``If``."""
+    for attribute in node.attribute:
+        yield from attribute.graphs
+        if attribute.HasField("g"):
+            yield attribute.g
 
 
 def read_values(tensor: onnx.TensorProto, path: Path) -> Array:

@@ -271,7 +271,7 @@ class Bundle:
         else:
             source = [whole_number("an id", token) for token in item]
         if source and pad_to is not None:
-            if pad_to < len(source):
+            if whole_number("pad_to", pad_to) < len(source):
                 raise OptionError(f"the text has {len(source)} tokens, --pad-to is {pad_to}", "give a larger one")
             source += [self._ids["pad"]] * (pad_to - len(source))
         limit, longest = self.config["src_vocab_size"], self.config["max_length"]

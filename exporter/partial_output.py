@@ -47,6 +47,7 @@ class PartialOutput:
         self.force = force
         self.part = self.target.with_name(f"{self.target.name}.part")
         self.notes = self.target.with_name(f"{self.target.name}.part.json")
+        self._new_notes = self.notes.with_name(f"{self.notes.name}.new")
         self._check_target()
         self._start_anew()
 
@@ -57,28 +58,46 @@ class PartialOutput:
         self._sha256 = self._digest.hexdigest()
 
     def __enter__(self) -> PartialOutput:
+        self._open()
         try:
-            self._file = self.part.open("ab")
-        except OSError as error:
-            raise OptionError(f"cannot write {self.part}: {error.strerror}", ELSEWHERE) from error
-        try:
-            if not _lock(self._file.fileno()):
-                raise OptionError(f"another process is writing {self.part}", "wait for it, or end it")
+            self._check_target()  # another process may have finished meanwhile
             self._read_notes()
             self._file.truncate(self._size)
             self._write_notes()
         except BaseException:
-            self._file.close()
+            with undisturbed():
+                if not os.fstat(self._file.fileno()).st_size:
+                    self._remove()
+                self._file.close()
             raise
         return self
+
+    def _open(self) -> None:
+        """Open the part for this process alone."""
+        while True:
+            try:
+                self._file = self.part.open("ab")
+            except OSError as error:
+                raise OptionError(f"cannot write {self.part}: {error.strerror}", ELSEWHERE) from error
+            if not _lock(self._file.fileno()):
+                self._file.close()
+                raise OptionError(f"another process is writing {self.part}", "wait for it, or end it")
+            if self.part.exists() and os.path.samestat(os.fstat(self._file.fileno()), self.part.stat()):
+                return
+            self._file.close()  # its writer has finished and moved it between the two: it is no part any more
+
+    def _remove(self) -> None:
+        for path in (self.part, self.notes, self._new_notes):
+            path.unlink(missing_ok=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with undisturbed():
-            if not self._file.closed and not self.lines:
-                self.part.unlink(missing_ok=True)
-                self.notes.unlink(missing_ok=True)
+            if not self._file.closed:
+                self._new_notes.unlink(missing_ok=True)  # of a disk that is full
+                if not self.lines:
+                    self._remove()
             self._file.close()
 
     def rest(self, start: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
@@ -120,9 +139,9 @@ class PartialOutput:
     def finish(self) -> Path:
         """Everything is there: move it to its place; returns the place."""
         with undisturbed():
-            self._file.close()
             self.part.replace(self.target)
             self.notes.unlink(missing_ok=True)
+            self._file.close()  # last: until then nobody else may begin
         return self.target
 
     def _check_target(self) -> None:
@@ -169,12 +188,11 @@ class PartialOutput:
 
     def _write_notes(self) -> None:
         values = {"facts": self.facts, "lines": self.lines, "bytes": self._size, "input_sha256": self._sha256}
-        new = self.notes.with_name(f"{self.notes.name}.new")
-        with new.open("w", encoding="utf-8") as file:
+        with self._new_notes.open("w", encoding="utf-8") as file:
             json.dump(values, file, ensure_ascii=False, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        new.replace(self.notes)
+        self._new_notes.replace(self.notes)
 
 
 def _lock(descriptor: int) -> bool:

@@ -133,6 +133,11 @@ def export_bundle(
     if not subject.ours:
         _check_custom(formats, jobs)
     graphs = {name: subject.graphs[name] for name in choose(subject.graphs, components, formats)}
+    if originals is not None and "full" not in graphs and not set(graphs) <= set(originals):
+        held = " and ".join(name for name in graphs if name in originals) or "none"
+        raise OptionError(
+            f"of {', '.join(graphs)} the reference can be held against {held}", "add --component full, which it can be"
+        )
     request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose, originals)
     shared = "onnx" in formats and shares(weights, weights_of(graphs))
     seconds: dict[str, float] = {}

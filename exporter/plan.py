@@ -7,7 +7,7 @@ target of different length both ways; every kind of padding; random float masks,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ class Case:
         group: ``shapes``, ``disturbed``, ``identities``, ``optional``, ``steps``, ``range`` or ``own``.
         same_as: for an identity, what the outputs must be equal to.
         small: whether a slow runtime is asked for it, too.
+        alone: whether it has one sentence only.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Case:
     group: str = "shapes"
     same_as: SameAs | None = None
     small: bool = False
+    alone: bool = False
 
 
 # Batch, source, target (0 = the longest that is tried), padding, attention mask. Traced: batch 2, source 7, target 5.
@@ -140,15 +142,14 @@ def make_plan(contract: Contract, seed: int = 0, level: str = "standard") -> lis
     return [opened(contract, case) for case in plan]
 
 
-def optional_cases(contract: Contract, seed: int = 0, first: int = 0) -> list[Case]:
+def optional_cases(contract: Contract, first: int = 0) -> list[Case]:
     """For a graph whose masks may be left out: all of them, each alone, and none.
 
     Args:
         contract: with optional inputs.
-        seed: of the values.
         first: the number of the first case.
     """
-    whole = _case(contract, "", (3, 6, 5, "right", "random"), [seed, 2000])
+    whole = _case(contract, "", (3, 6, 5, "right", "random"), [0, 2000])
     masks = [spec.name for spec in contract.inputs if spec.optional]
     choices: dict[str, list[str]] = {"no mask": [], **{f"{name} alone": [name] for name in masks}, "every mask": masks}
     cases: list[Case] = []
@@ -167,7 +168,8 @@ def step_cases(plan: Sequence[Case]) -> list[Case]:
     for case in padded:
         inputs = {**case.inputs, "tgt_key_padding_mask": np.zeros_like(case.inputs["tgt_key_padding_mask"])}
         words = f"as case {case.name} without padding in the target"
-        found.append(Case(f"{len(plan) + len(found):02d}", inputs, words, "steps", small=case.small))
+        name = f"{len(plan) + len(found):02d}"
+        found.append(replace(case, name=name, inputs=inputs, words=words, group="steps"))
     return found
 
 
@@ -180,7 +182,7 @@ def few_cases(plan: Sequence[Case], count: int = 14) -> list[Case]:
         masking = ", ".join(word for word in words if word.startswith(("padding", "attention")))
         if case.group == "shapes" and case.small:
             small.setdefault(masking, case)
-        elif case.group == "shapes" and "batch 1" in words:
+        elif case.group == "shapes" and case.alone:
             long[masking] = case  # the last is the longest
     return [*long.values(), *small.values()][:count]
 
@@ -224,7 +226,7 @@ def _case(
     words = [f"{name} {size}" for name, size in sizes.items()]
     words += [f"padding {padding}"] if any(map(is_padding, contract.inputs)) else []
     words += [f"attention mask {attention}"] if "attention" in roles else []
-    return Case(name, inputs, ", ".join(words), small=is_small(sizes))
+    return Case(name, inputs, ", ".join(words), small=is_small(sizes), alone=sizes.get("batch", 1) == 1)
 
 
 def is_small(sizes: dict[str, int]) -> bool:

@@ -17,17 +17,28 @@ def in_float64(model: nn.Module) -> Iterator[None]:
     """Within the block the weights and buffers of ``model`` are in float64, afterwards in float32 again: both exact.
 
     Unlike ``model.double()`` and back it never needs much more memory than for the weights in float64, also where one
-    of them is much of the model: that one is converted while the others are small.
+    of them is much of the model: that one is converted while the others are small. Those that share their memory do so
+    in the block and afterwards.
     """
-    every = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()] if tensor.is_floating_point()}
-    tensors = sorted(every.values(), key=Tensor.numel, reverse=True)
+    every: dict[tuple[object, ...], list[Tensor]] = {}
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_floating_point():
+            place = tensor.data_ptr() if tensor.numel() else id(tensor)
+            every.setdefault((place, tensor.shape, tensor.stride()), []).append(tensor)
+    tensors = sorted(every.values(), key=lambda same: same[0].numel(), reverse=True)
+
+    def convert(same: list[Tensor], dtype: torch.dtype) -> None:
+        data = same[0].data.to(dtype)
+        for tensor in same:
+            tensor.data = data
+
     try:
-        for tensor in tensors:
-            tensor.data = tensor.data.double()
+        for same in tensors:
+            convert(same, torch.float64)
         yield
     finally:
-        for tensor in reversed(tensors):
-            tensor.data = tensor.data.float()
+        for same in reversed(tensors):
+            convert(same, torch.float32)
 
 
 @contextmanager

@@ -16,11 +16,11 @@ from .contract import CACHED, Contract
 from .eager import Eager
 from .formats import FORMATS, Format
 from .graph import Graph
-from .identities import whole_plan
+from .identities import every_case
 from .lending import lent
 from .locate import locate
 from .memory import release_memory
-from .plan import Array, Case, few_cases, optional_cases, step_cases
+from .plan import Array, Case, few_cases
 from .reference import compute_references, measure_more
 from .report import Finding, GraphReport, ParityReport
 from .search_reference import endless, measure_search, search_references
@@ -79,7 +79,7 @@ def prove(
         The report, and the cases to store with the bundle.
     """
     reports: list[GraphReport] = []
-    stored = {}
+    stored: dict[str, StoredCases] = {}
     for name, graph in graphs.items():  # one after the other: the references of large models are large
         holding = [FORMATS[item] for item in formats if FORMATS[item].holds(graph.contract)]
         plan = _plan(graph, request, flexible=any(known.flexible for known in holding), steps="step" in graphs)
@@ -97,7 +97,8 @@ def prove(
                 found = _prove_file(graphs, graph, known, folder, plan, references, measure, request.verbose)
                 reports += [replace(report, notes=(*report.notes, *untried)) for report in found]
                 release_memory()
-        stored[name] = select(plan, references, BUNDLE_LIMIT // len(graphs))
+        rest = BUNDLE_LIMIT - sum(cases.nbytes for cases in stored.values())
+        stored[name] = select(plan, references, rest // (len(graphs) - len(stored)))
         del references, measure
         release_memory(cycles=False)
     return ParityReport(tuple(reports)), stored
@@ -110,12 +111,9 @@ def _untried(graph: Graph, plan: Sequence[Case], references: Sequence[Mapping[st
 
 
 def _plan(graph: Graph, request: Request, *, flexible: bool, steps: bool) -> list[Case]:
-    plan = whole_plan(graph.contract, request.level, (request.own or {}).get(graph.name, ()))
-    if flexible and not graph.contract.searches:
-        plan += optional_cases(graph.flexible, first=len(plan))
-    if steps and graph.contract.composed:
-        plan += step_cases(plan)
-    return plan
+    own = (request.own or {}).get(graph.name, ())
+    other = graph.flexible if flexible and not graph.contract.searches else None
+    return every_case(graph.contract, request.level, own, flexible=other, steps=steps)
 
 
 def contract_in(known: Format, graph: Graph) -> Contract:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .bundle import is_bundle
-from .errors import MytxError, OptionError
+from .errors import OptionError
 from .junit import junit_xml
 from .manifest import read_manifest
 from .page import parity_page
@@ -86,16 +86,18 @@ def write_check(result: BundleCheck, *, junit: Path | None, html: Path | None) -
 
 @contextlib.contextmanager
 def refusing(junit: Path | None, what: str) -> Iterator[None]:
-    """Within the block ``what`` is refused, a bundle that was changed say, is a test that fails: an older file of a run
-    that passed must not be what CI shows.
+    """Where the block ends with an error, a bundle that was changed say, ``what`` is a test that fails: an older file
+    of a run that passed must not be what CI shows.
     """
     try:
         yield
-    except MytxError as error:
+    except BaseException as error:
         if junit is not None:
-            finding = Finding("runtime", f"{error.message}: {error.hint}" if error.hint else error.message)
+            words = "interrupted" if isinstance(error, KeyboardInterrupt) else ": ".join(str(error).splitlines())
+            finding = Finding("runtime", words or type(error).__name__)
             refused = GraphReport(what, "", "refused", 0, 0, 0.0, 0.0, "", False, (finding,))
-            write_whole("--junit", junit, junit_xml(ParityReport((refused,)), versions()))
+            with contextlib.suppress(OptionError):  # the error itself says more
+                write_whole("--junit", junit, junit_xml(ParityReport((refused,)), versions()))
         raise
 
 

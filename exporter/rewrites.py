@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx
 from onnx import NodeProto
 
+from .onnx_stream import subgraphs
 from .runtimes import LEVELS, OnnxRuntime, RuntimeOptions
 
 # The optimiser has no list of its rewrites, but its log says of each whether it changed the graph. The log goes to the
@@ -89,5 +90,5 @@ def node_types(path: Path, options: RuntimeOptions) -> Counter[str] | None:
 def _nodes(nodes: Iterable[NodeProto]) -> Iterable[NodeProto]:
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            yield from _nodes(attribute.g.node)
+        for graph in subgraphs(node):
+            yield from _nodes(graph.node)

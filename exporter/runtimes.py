@@ -20,7 +20,10 @@ LEVELS = {
     "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
-_DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(bool)": "bool"}
+_DTYPES = {"tensor(float)": "float32", "tensor(double)": "float64"} | {  # numpy's names, by onnxruntime's
+    f"tensor({name})": name
+    for name in ("bool", "float16", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+}
 _FATAL = 4
 MOST_THREADS = 256  # more cost minutes to start, and no machine has the cores
 _PROVIDER = "executionprovider"

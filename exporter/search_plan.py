@@ -66,7 +66,7 @@ def _case(contract: Contract, name: str, row: tuple[int, int, str, dict[str, flo
             inputs[spec.name] = np.array(wishes.get(spec.name, spec.default), dtype=spec.dtype)
     given = [f"{name} {value:g}" for name, value in wishes.items() if name in inputs]
     words = [*(f"{name} {size}" for name, size in sizes.items()), f"padding {padding}", *given]
-    return Case(name, inputs, ", ".join(words), group, small=is_small_search(inputs))
+    return Case(name, inputs, ", ".join(words), group, small=is_small_search(inputs), alone=batch == 1)
 
 
 def in_range(contract: Contract, inputs: dict[str, Any]) -> bool:

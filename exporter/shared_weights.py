@@ -110,7 +110,11 @@ class SharedWeights:
             if length > path.stat().st_size:
                 raise ValueError(f"{path} is damaged: its index is longer than the file")
             self.index: dict[str, dict[str, Any]] = json.loads(file.read(length))
-        self._by_content = {entry["sha256"]: Place(entry["offset"], entry["bytes"]) for entry in self.index.values()}
+        try:
+            places = {entry["sha256"]: Place(entry["offset"], entry["bytes"]) for entry in self.index.values()}
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged: its index lacks something") from error
+        self._by_content = places
         self._sizes = {place.length for place in self._by_content.values()}
 
     @classmethod

@@ -1,6 +1,6 @@
 """Reference cases that travel with a bundle, so that it can be verified where there is no PyTorch. No torch here.
 
-Small cases only, the reference at seeded positions, and the noise: at most 5 MB a bundle.
+As many cases as fit into 5 MB a bundle, small ones first, the reference at seeded positions, and the noise.
 """
 
 from __future__ import annotations
@@ -19,35 +19,47 @@ from .plan import Array, Case
 
 STORED = "reference.npz"
 BUNDLE_LIMIT = 5_000_000
-POSITIONS = 2048
+POSITIONS, LEAST_POSITIONS = 8192, 256  # of all outputs of a case together, and of one at least
 INDEX = "index"
 
 
 @dataclass(frozen=True)
 class StoredCases:
-    """The cases of one graph, with the reference of each."""
+    """The cases of one graph, with the reference of each, and how many bytes they are, uncompressed."""
 
     plan: tuple[Case, ...]
     expected: tuple[Mapping[str, Expected], ...]
+    nbytes: int = 0
 
 
 def select(plan: Sequence[Case], expected: Sequence[Mapping[str, Expected]], limit: int) -> StoredCases:
-    """As many cases as fit into ``limit`` bytes, uncompressed, each kind of case before the long ones."""
-    chosen: list[tuple[Case, Mapping[str, Expected]]] = []
+    """As many cases as fit into ``limit`` bytes, and one at least: of each group in turn the smallest that is left."""
     rng = np.random.default_rng(0)
-    for case, outputs in zip(plan, expected, strict=True):
-        thinned = {name: _thin(output, rng) for name, output in outputs.items()}
-        size = sum(array.nbytes for array in case.inputs.values())
-        size += sum(16 * output.values.size for output in thinned.values())
-        if size <= limit:
-            limit -= size
-            chosen.append((case, thinned))
-    return StoredCases(tuple(case for case, _ in chosen), tuple(outputs for _, outputs in chosen))
+    thinned = [{name: _thin(output, rng, len(outputs)) for name, output in outputs.items()} for outputs in expected]
+    sizes = [
+        sum(array.nbytes for array in case.inputs.values())
+        + sum(16 * output.values.size for output in outputs.values())
+        for case, outputs in zip(plan, thinned, strict=True)
+    ]
+    turns: dict[int, int] = {}  # of a case: how many of its group are smaller
+    groups: dict[str, int] = {}
+    for number in sorted(range(len(plan)), key=lambda number: sizes[number]):
+        turns[number] = groups.get(plan[number].group, 0)
+        groups[plan[number].group] = turns[number] + 1
+    chosen: list[int] = []
+    total = 0
+    for number in sorted(turns, key=lambda number: (turns[number], sizes[number])):
+        if total + sizes[number] <= limit or not chosen:
+            total += sizes[number]
+            chosen.append(number)
+    chosen.sort()
+    return StoredCases(tuple(plan[i] for i in chosen), tuple(thinned[i] for i in chosen), total)
 
 
-def _thin(expected: Expected, rng: np.random.Generator) -> Expected:
+def _thin(expected: Expected, rng: np.random.Generator, outputs: int) -> Expected:
     size = expected.values.size
-    kept = size if expected.ties else min(size, POSITIONS)  # what ties is told apart by sentences, which must be whole
+    most = max(LEAST_POSITIONS, POSITIONS // outputs)
+    kept = size if expected.ties else min(size, most)  # what ties is told apart by sentences, which must be whole
     chosen = np.sort(rng.choice(size, kept, replace=False)).astype(np.int64)
     positions = chosen if expected.positions is None else expected.positions[chosen]
     scale = float(np.abs(expected.values).max(initial=0.0)) if expected.scale is None else expected.scale
@@ -74,7 +86,13 @@ def write_stored(path: Path, graphs: Mapping[str, StoredCases]) -> None:
                     outputs_about[name]["spread"] = list(output.spread)
                 if output.exact or output.ties:
                     outputs_about[name] |= {"exact": output.exact, "ties": list(output.ties), "pad": output.pad}
-            about = {"group": case.group, "small": case.small, "inputs": list(case.inputs), "outputs": outputs_about}
+            about = {
+                "group": case.group,
+                "small": case.small,
+                "alone": case.alone,
+                "inputs": list(case.inputs),
+                "outputs": outputs_about,
+            }
             index[graph].append({"name": case.name, "words": case.words, **about})
     arrays[INDEX] = np.frombuffer(json.dumps(index).encode(), dtype=np.uint8)
     with path.open("wb") as file:
@@ -104,7 +122,8 @@ def _read_graph(arrays: Mapping[str, Array], graph: str, entries: list[dict[str,
     for entry in entries:
         at = f"{graph}/{entry['name']}"
         inputs = {name: arrays[f"{at}/in/{name}"] for name in entry["inputs"]}
-        plan.append(Case(entry["name"], inputs, entry["words"], entry["group"], small=entry["small"]))
+        marks = {"small": entry["small"], "alone": entry.get("alone", False)}  # older bundles have no alone
+        plan.append(Case(entry["name"], inputs, entry["words"], entry["group"], **marks))
         expected.append(
             {
                 name: Expected(

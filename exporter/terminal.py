@@ -205,7 +205,7 @@ def result_table(reports: Sequence[GraphReport]) -> Table:
         double = [row for row in rows if row.allowed != FACTOR]
         passed, doubted = all(row.passed for row in rows), all(row.passed or row.doubted for row in rows)
         table.add_row(
-            label(graph, format_name),
+            escape(label(graph, format_name)),
             str(len(rows)),
             str(sum(row.cases for row in rows)),
             _largest([row.max_abs_error for row in single], lambda error: f"{error:.1e}"),
@@ -224,7 +224,7 @@ def _largest(numbers: Sequence[float], show: Callable[[float], str]) -> str:
 def print_findings(console: Console, reports: Sequence[GraphReport], rest: str = "in parity.json") -> None:
     """What is wrong with each file: one finding of each kind, and in which runtimes; and where the rest is."""
     for (graph, format_name), rows in by_file(reports).items():
-        file = label(graph, format_name)
+        file = escape(label(graph, format_name))
         kinds: dict[str, tuple[str, list[str]]] = {}
         total = set[str]()
         for row in rows:
@@ -237,7 +237,7 @@ def print_findings(console: Console, reports: Sequence[GraphReport], rest: str =
             special = any(way.startswith(REFERENCE) or way.endswith(EARLIER) for way in ways)
             named = check not in WHEREVER and (special or len(ways) < len(rows))
             where = f" ({', '.join(ways)})" if named else ""
-            text = f"[red]{escape(file)}[/], {check}{escape(where)}: {escape(message)}"
+            text = f"[red]{file}[/], {check}{escape(where)}: {escape(message)}"
             console.print(text, soft_wrap=not console.is_terminal)
         notes = list(dict.fromkeys(note for row in rows for note in row.notes))
         if notes:

@@ -58,6 +58,8 @@ def _without_place(result: BundleLocated, located: Located) -> list[str]:
     graph, fault, tried = located.graph, result.optimizers.get(located.graph), result.tried.get(located.graph, 0)
     if graph in CACHED:
         about = "the model's modules are fused in it, so there is no place to name"
+    elif not located.compared:
+        about = "it has several outputs, so no module of it was looked at"
     else:
         about = f"computes what the model computes, at all {located.compared} places that were compared, in float64"
     if fault is not None:

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from torch import Tensor, nn
 
 from ..models import Model
 from ..transformer import MyTransformer
 from .contract import CUSTOM, CUSTOM_KIND, Axis, Contract, TensorSpec
 from .contracts import CustomGraph
+from .custom import tensors_of
 from .errors import BundleError, OptionError
 from .factory import check_float32
 from .graph import Graph
@@ -81,7 +83,7 @@ def message(report: ParityReport, path: Path, name: str) -> str:
     """What the command prints of a report, as text."""
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, highlight=False)
-    console.print(f"{path} does not compute what {name} computes", soft_wrap=True)
+    console.print(f"{escape(str(path))} does not compute what {name} computes", soft_wrap=True)
     console.print(result_table(report.graphs))
     print_findings(console, report.graphs, rest="in the report")
     return out.getvalue().rstrip()
@@ -191,7 +193,7 @@ def _by_inputs(path: Path, module: nn.Module, sets: Sequence[Inputs]) -> tuple[G
                     size if isinstance(size, int) and size > 0 else Axis(str(size) if size else f"{name}.{index}")
                     for index, size in enumerate(shape)
                 ),
-                role="" if dtype != "float32" else "values",
+                role="",  # a mask, values: that is the user's to know
             )
             for name, (dtype, shape) in tensors.items()
         )
@@ -219,7 +221,7 @@ class _Direct(GraphModule):
 
     def forward(self, **inputs: Tensor) -> Any:
         """What the module gives."""
-        return self.model(**inputs) if self.by_name else self.model(*inputs.values())
+        return tensors_of(self.model(**inputs) if self.by_name else self.model(*inputs.values()))
 
     def arguments(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """As they are."""

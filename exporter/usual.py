@@ -123,9 +123,7 @@ def usual(model: nn.Module, method: str, width: int = 0) -> Usual:
     )
 
 
-def example_inputs(
-    found: Usual, sizes: Sizes, width: int = 0, limits: Mapping[str, int] | None = None
-) -> dict[str, Any]:
+def example_inputs(found: Usual, sizes: Sizes, width: int = 0) -> dict[str, Any]:
     """Tensors for each argument, by its own name: ids, a memory of noise, masks that hide nothing."""
     generator = torch.Generator().manual_seed(0)
     inputs: dict[str, Any] = {}
@@ -133,7 +131,7 @@ def example_inputs(
         kind = NAMES[plain]
         shape = [sizes[axis] for axis in found.axes(kind)]
         if kind[0] == "ids":
-            inputs[name] = torch.randint((limits or {}).get(name, 2), shape, generator=generator)
+            inputs[name] = torch.randint(2, shape, generator=generator)
         elif kind[0] == "memory":
             inputs[name] = torch.randn([*shape, width], generator=generator)
         else:

@@ -208,5 +208,6 @@ def _doubtful(results: Mapping[str, Sequence[Comparison]], factor: float) -> set
         for comparison in comparisons
         if comparison.verdict == FAIL
     ]
-    few = len(failed) <= DOUBTFUL_CASES and all(ratio <= DOUBTFUL_RATIO * factor for _, ratio in failed)
-    return {name for name, _ in failed} if few else set()
+    names = {name for name, _ in failed}
+    few = len(names) <= DOUBTFUL_CASES and all(ratio <= DOUBTFUL_RATIO * factor for _, ratio in failed)
+    return names if few else set()

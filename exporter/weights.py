@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from .onnx_stream import read_model, read_values
+from .onnx_stream import read_model, read_values, subgraphs
 from .plan import Array
 from .report import Finding
 
@@ -93,15 +93,8 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """``graph`` and those inside its nodes."""
     yield graph
     for node in graph.node:
-        for subgraph in _subgraphs(node):
+        for subgraph in subgraphs(node):
             yield from _graphs(subgraph)
-
-
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        yield from attribute.graphs
-        if attribute.HasField("g"):
-            yield attribute.g
 
 
 def _read(graph: onnx.GraphProto) -> set[str]:
@@ -110,7 +103,7 @@ def _read(graph: onnx.GraphProto) -> set[str]:
     for node in reversed(graph.node):  # ONNX has nodes after what they read
         if needed.intersection(node.output):
             needed.update(node.input)
-            for subgraph in _subgraphs(node):
+            for subgraph in subgraphs(node):
                 needed.update(name for part in _graphs(subgraph) for inner in part.node for name in inner.input)
     return needed
 

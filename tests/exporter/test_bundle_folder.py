@@ -175,6 +175,20 @@ def test_a_link_in_the_bundle_is_not_the_bundles_own(tmp_path: Path) -> None:
     refused(target, "holds link")
 
 
+def test_a_file_that_somebody_put_into_a_failed_bundle_is_not_lost(tmp_path: Path) -> None:
+    with Staging(tmp_path / "bundle") as staging:
+        fill(staging.path, "bad")
+        staging.reject()
+    (tmp_path / "bundle.failed" / "notes.txt").write_text("mine")
+    refused(tmp_path / "bundle", r"bundle\.failed holds notes\.txt")
+    assert (tmp_path / "bundle.failed" / "notes.txt").read_text() == "mine"
+
+
+def test_a_manifest_that_is_nested_deeply_is_no_bundles(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text("[" * 100_000)
+    assert not is_bundle(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])
 def test_something_in_the_place_of_a_failed_bundle(kind: str, tmp_path: Path) -> None:
     failed = tmp_path / "bundle.failed"

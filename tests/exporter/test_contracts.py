@@ -139,7 +139,7 @@ POOLED, SCORES = POOL.contract.outputs
             "pooled is [2, 16] for batch 2, words 11, the contract",
         ),
         (forward_of(outputs=[POOLED, values("scores", ["batch", 11, 40])]), "scores is"),
-        (forward_of(outputs=[values("pooled", ["batch", 16], "float64"), SCORES]), "pooled is torch.float32"),
+        (forward_of(outputs=[values("pooled", ["batch", 16], "int64"), SCORES]), "pooled is torch.float32"),
     ],
 )
 def test_a_contract_that_does_not_fit_the_model_is_refused(contract, words: str):

@@ -54,7 +54,7 @@ def test_a_factory_that_gives_no_model_is_refused(example_folder: Path, text: st
         ("def graphs(model): return model.sizes\n", "raised AttributeError"),
         ("1 / 0\n", "raised ZeroDivisionError"),
         ("syntax error\n", "raised SyntaxError"),
-        ("from contract import GRAPHS\nGRAPHS = GRAPHS + GRAPHS\n", "has two graphs called encoder"),
+        ("from contract import GRAPHS\nGRAPHS = GRAPHS + GRAPHS\n", "two graphs are called decoder"),
     ],
 )
 def test_a_file_that_is_no_contract_is_refused(example_folder: Path, text: str | None, words: str):

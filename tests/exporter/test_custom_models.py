@@ -218,6 +218,23 @@ def test_the_command_says_that_it_was_read_wrongly(example_folder: Path):
     assert not (example_folder / "wrong").exists()
 
 
+def test_a_reference_that_none_of_the_files_is_held_against_is_refused(example_folder: Path):
+    command = ["onnx", "model.pt", "--nhead", "4", "--reference", "translation:build", "-o", "never", *QUICK]
+    result = run(*command, "--component", "greedy")
+    assert result.code == 2
+    assert "of greedy the reference can be held against none" in result.err
+    assert "--component full" in result.err
+
+
+def test_formats_whose_masks_may_be_left_out_have_a_reference_too(example_folder: Path):
+    command = ["torchscript", "model.pt", "--nhead", "4", "--reference", "translation:build", "-o", "script", *QUICK]
+    result = run(*command, "--component", "full", "--json")
+    assert result.code == 0, result.err
+    (row,) = [row for row in json.loads(result.out)["graphs"] if row["runtime"].startswith("reference")]
+    assert row["passed"]
+    assert row["cases"] >= 4
+
+
 def test_a_reference_that_cannot_be_called_is_refused(example_folder: Path):
     strange(example_folder, "import torch\ndef build(): return torch.nn.Linear(2, 2)\n")
     result = run("onnx", "model.pt", "--nhead", "4", "--reference", "strange:build", "-o", "never")

@@ -14,12 +14,12 @@ from exported_models import Exported
 from planting import constant, insert, node, set_attribute
 
 from mytx.exporter import onnx_checks
-from mytx.exporter.compare import ULP, Expected
+from mytx.exporter.compare import FACTOR, FAIL, ULP, Comparison, Expected
 from mytx.exporter.plan import Case
 from mytx.exporter.reference import measure_more
 from mytx.exporter.report import GraphReport
 from mytx.exporter.runtimes import OnnxRuntime
-from mytx.exporter.verify import Measure, verify_file
+from mytx.exporter.verify import Measure, _doubtful, verify_file
 
 
 class Doubt:
@@ -81,6 +81,12 @@ def test_a_few_cases_that_fail_by_little_pass_when_more_runs_are_as_far_off(
     assert all(report.passed for report in reports)
     assert all(report.worst_ratio < 4 for report in reports)
     assert doubt.asked == list(range(cases))  # once: the other ways to run it have them already
+
+
+def test_a_case_counts_once_however_many_outputs_are_off() -> None:
+    off = Comparison("output", 1.0, 1.0, 5.0, FAIL)
+    assert _doubtful({"00": [off] * 4, "01": [off]}, FACTOR) == {"00", "01"}
+    assert _doubtful({f"{number:02d}": [off] for number in range(4)}, FACTOR) == set()
 
 
 def test_they_still_fail_when_more_runs_are_not_as_far_off(

@@ -179,6 +179,9 @@ def test_no_torch_is_needed() -> None:
         ({"length_penalty": 30, "max_length": 30}, "scores are divided by length ** length_penalty"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"pad_to": 2}, "3 tokens, --pad-to is 2"),
+        ({"pad_to": 3.5}, "pad_to is 3.5"),
+        ({"pad_to": "9"}, "pad_to is '9'"),
+        ({"length_penalty": "1"}, "length_penalty is '1'"),
     ],
     ids=str,
 )

@@ -13,8 +13,10 @@ from mytx.exporter.contract import TensorSpec
 from mytx.exporter.contracts import CustomGraph, attention, graph, ids, keep, padding, values
 from mytx.exporter.custom import custom_graphs
 from mytx.exporter.errors import ExportError, OptionError
+from mytx.exporter.locate import locate
 from mytx.exporter.pipeline import export_bundle
-from mytx.exporter.plan import make_plan
+from mytx.exporter.plan import few_cases, make_plan
+from mytx.exporter.precision import in_float64
 from mytx.exporter.subject import custom_model
 from mytx.exporter.testing import assert_parity
 from mytx.exporter.usual import usual_graphs
@@ -184,6 +186,16 @@ def test_a_mask_may_have_dimensions_of_one(tmp_path: Path):
         (lambda: ids("x", ["batch", "source"], 0), "ids below 0 are none"),
         (lambda: ids("x", ["batch", "source"], 5, pad=5), "pad 5 is no id below 5"),
         (lambda: ids("x", ["batch", -1], 5), "are no dimensions"),
+        (lambda: ids("x", [True, "batch"], 5), "are no dimensions"),
+        (lambda: values("y", ["batch", 4], "float64"), "y cannot be float64"),
+        (lambda: whole(nn.Module(), values("x", ["batch", "source"], "int64")), "the input x is int64"),
+        (lambda: whole(nn.Module(), longest={"source": "200"}), "the longest source is '200'"),
+        (
+            lambda: whole(
+                nn.Module(), ids("x", ["batch", "source"], 5, hidden_by="m"), padding("m", ["batch", "target"])
+            ),
+            "hidden_by m, which is not of its length",
+        ),
         (lambda: ids("x", ["batch size"], 5), "are no dimensions"),
         (lambda: ids("x", [""], 5), "are no dimensions"),
         (lambda: whole(nn.Module(), ids("x y", ["batch", "source"], 5)), "'x y' is no name for a tensor"),
@@ -196,6 +208,134 @@ def test_values_that_cannot_be_are_refused_where_they_are_written(make, words: s
     with pytest.raises(OptionError) as caught:
         make()
     assert words in caught.value.message
+
+
+class ChannelsFirst(Embedded):
+    """Ids, causal, to ``[batch, 4, source]``; the padding in front of everything in the mask."""
+
+    def forward(self, x: Tensor, extra: Tensor, mask: Tensor) -> Tensor:
+        seen = (self.table(x) + extra[0].unsqueeze(-1)).masked_fill(mask.unsqueeze(-1), 0.0)
+        return seen.cumsum(1).transpose(1, 2)
+
+
+def test_lengths_and_batch_may_stand_anywhere(tmp_path: Path):
+    model = ChannelsFirst().eval()
+    contract = graph(
+        "full",
+        "forward",
+        [
+            ids("x", ["batch", "source"], 20, hidden_by="mask", future="inside"),
+            values("extra", [1, "batch", "source"], hidden_by="mask", future="inside"),
+            padding("mask", ["batch", "source"]),
+        ],
+        [values("y", ["batch", 4, "source"])],
+    )
+    result = export_bundle(custom_model(model, [contract]), tmp_path / "bundle", level="quick")
+    assert result.passed, result.report and [row.findings for row in result.report.graphs]
+    assert result.report is not None
+    assert any(row.format == "eager" and row.cases > 5 for row in result.report.graphs)
+
+
+class Counted(Embedded):
+    """Integers, which have no rounding."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.table(x), x * 100_000_000 + 1
+
+
+class OffByOne(Counted):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.table(x), x * 100_000_000 + 2
+
+
+def test_integers_must_be_equal(tmp_path: Path):
+    contract = graph(
+        "full",
+        "forward",
+        [ids("x", ["batch", "source"], 20)],
+        [values("y", ["batch", "source", 4]), values("n", ["batch", "source"], "int64")],
+    )
+    result = export_bundle(custom_model(Counted().eval(), [contract]), tmp_path / "bundle", level="quick")
+    assert result.passed
+    with pytest.raises(AssertionError) as caught:
+        assert_parity(tmp_path / "bundle" / "full.onnx", OffByOne().eval(), {"x": torch.tensor([[2, 3]])})
+    assert "full.onnx, rounding" in str(caught.value)
+    assert "n at [0, " in str(caught.value)
+
+
+class Zero(Embedded):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x) * 0.0
+
+
+def test_a_head_that_gives_zeros_is_judged(tmp_path: Path):
+    model = Zero().eval()
+    torch.nn.init.zeros_(model.table.weight)
+    assert export_bundle(custom_model(model, [whole(model)]), tmp_path / "bundle", level="quick").passed
+
+
+class InDicts(Embedded):
+    """Submodules that give what is no tensor."""
+
+    class Inner(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"found": x + 1.0}
+
+    class Empty(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.empty = self.Inner(), self.Empty()
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.empty(x)
+        return self.last(self.inner(self.table(x))["found"])
+
+
+def test_the_place_is_found_where_modules_give_dicts(tmp_path: Path):
+    model = InDicts().eval()
+    subject = custom_model(model, [whole(model)])
+    assert export_bundle(subject, tmp_path / "bundle", level="quick").passed
+    with torch.no_grad():
+        model.last.bias[0] += 1e-2
+    cases = few_cases(make_plan(subject.graphs["full"].contract))
+    found = locate(tmp_path / "bundle" / "full.onnx", subject.graphs["full"], cases)
+    assert [place.module for place in found.introduced] == ["last"]
+
+
+def test_weights_that_share_their_memory_do_so_afterwards():
+    model = Embedded()
+    model.other = nn.Embedding(20, 4)
+    model.other.weight.data = model.table.weight.data
+    with in_float64(model):
+        assert model.other.weight.dtype == torch.float64
+        assert model.other.weight.data_ptr() == model.table.weight.data_ptr()
+    assert model.other.weight.dtype == torch.float32
+    assert model.other.weight.data_ptr() == model.table.weight.data_ptr()
+
+
+def test_the_library_refuses_no_graphs_and_two_of_a_name():
+    model = WithoutReplacing().eval()
+    with pytest.raises(OptionError, match="no graph to export"):
+        custom_model(model, [])
+    with pytest.raises(OptionError, match="two graphs are called full"):
+        custom_model(model, [whole(model), whole(model)])
+
+
+class Failing(Embedded):
+    @property
+    def encode(self) -> Any:
+        raise RuntimeError("not yet")
+
+
+def test_a_property_that_fails_is_said():
+    model = Failing().eval()
+    contract = graph("full", "encode", [ids("x", ["batch", "source"], 20)], [values("y", ["batch", "source", 4])])
+    with pytest.raises(OptionError, match="encode of Failing fails: not yet"):
+        custom_model(model, [contract])
 
 
 class Odd(Embedded):

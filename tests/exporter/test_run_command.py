@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -15,8 +16,10 @@ import pytest
 from cli_support import COMMAND, Result, assert_refused, names, run_here, run_process
 
 from bundles import decoding_bundle, tiny_bundle
-from mytx.exporter import open_bundle
+from mytx.exporter import open_bundle, partial_output
 from mytx.exporter.decoding import BATCHES
+from mytx.exporter.errors import OptionError
+from mytx.exporter.partial_output import PartialOutput
 
 Run = Callable[..., Result]
 LINES = ["abc", "hg", "", "dddd", "a", "gfedcba"] * 20
@@ -331,6 +334,41 @@ def test_a_part_that_lost_something(begun: bytes, run: Run, source: Path, output
     os.truncate(part, len(begun) - 1)
     assert_refused(run("--input", source, "--output", output), "bytes")
     part.write_bytes(begun)
+
+
+def test_who_waits_for_the_lock_does_not_write_into_what_was_finished_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening the part and locking it, its writer finishes."""
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_text("a\n")
+    first = PartialOutput(target, source, {}).__enter__()
+    first.add("A\n", [b"a\n"])
+    second = PartialOutput(target, source, {})
+    lock = partial_output._lock
+
+    def finished_first(descriptor: int) -> bool:
+        if not first._file.closed:
+            first.finish()
+        return lock(descriptor)
+
+    monkeypatch.setattr(partial_output, "_lock", finished_first)
+    with pytest.raises(OptionError, match="out exists"):
+        second.__enter__()
+    assert target.read_text() == "A\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_a_disk_that_is_full_at_once_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").write_text("a\n")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(partial_output.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        PartialOutput(tmp_path / "out", tmp_path / "in", {}).__enter__()
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.usefixtures("begun")

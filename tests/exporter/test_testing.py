@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from bundles import tiny_bundle, tiny_model
@@ -180,3 +180,76 @@ def test_what_cannot_be_compared_is_an_error_and_not_a_difference(
         assert_parity(*arguments(exported, scorer))
     assert words in str(caught.value)
     assert caught.value.hint
+
+
+# --- files of other exporters ----------------------------------------------------------------------------------------
+
+
+class Adding(nn.Module):
+    """``x + 2``, whatever the dtype of x."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tensor(2, dtype=x.dtype)
+
+
+def adding(path: Path, dtype: int, *, old: bool = False) -> Path:
+    """A file by hand: the 2 is an initializer, and in the ``old`` form of the format an input, too."""
+    x, two, y = (
+        helper.make_tensor_value_info(name, dtype, shape) for name, shape in (("x", ["n"]), ("two", []), ("y", ["n"]))
+    )
+    graph_ = helper.make_graph(
+        [helper.make_node("Add", ["x", "two"], ["y"])],
+        "adding",
+        [x, two] if old else [x],
+        [y],
+        [helper.make_tensor("two", dtype, [], [2])],
+    )
+    model = helper.make_model(graph_, opset_imports=[helper.make_opsetid("", 8 if old else 18)])
+    model.ir_version = 3 if old else 8
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float64", "float32"])
+def test_inputs_and_outputs_may_be_of_any_dtype(dtype: str, tmp_path: Path):
+    path = adding(tmp_path / "adding.onnx", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    assert assert_parity(path, Adding(), {"x": np.arange(5).astype(dtype)}).passed
+
+
+def test_weights_that_old_exporters_list_as_inputs_are_none(tmp_path: Path):
+    path = adding(tmp_path / "adding.onnx", TensorProto.FLOAT, old=True)
+    assert assert_parity(path, Adding(), {"x": np.arange(5, dtype=np.float32)}).passed
+
+
+@pytest.mark.parametrize("name", ["generate", "greedy", "step", "full", "a[b]c"])
+def test_the_name_of_a_file_says_nothing(name: str, tmp_path: Path):
+    path = adding(tmp_path / f"{name}.onnx", TensorProto.FLOAT)
+    assert assert_parity(path, Adding(), {"x": np.arange(5, dtype=np.float32)}).passed
+    with pytest.raises(AssertionError) as caught:
+        assert_parity(path, nn.Identity(), {"x": np.arange(5, dtype=np.float32)})
+    assert f"{name}.onnx does not compute what Identity computes" in str(caught.value)
+    assert f"{name}.onnx, structure" in str(caught.value)
+
+
+def test_a_mask_may_have_infinity(tmp_path: Path):
+    class Soft(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.softmax(x, 0)
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y"))
+    graph_ = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"], axis=0)], "soft", [x], [y])
+    model = helper.make_model(graph_, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    onnx.save(model, tmp_path / "soft.onnx")
+    values_ = np.array([0.5, -np.inf, 1.25], np.float32)
+    assert assert_parity(tmp_path / "soft.onnx", Soft(), {"x": values_}).passed
+
+
+@pytest.mark.parametrize(("gives", "words"), [({"y": 1}, "gives a dict with y"), (None, "gives a NoneType")])
+def test_a_module_that_gives_no_tensor_is_said(gives: object, words: str, tmp_path: Path):
+    class Strange(nn.Module):
+        def forward(self, x: Tensor) -> object:
+            return gives
+
+    path = adding(tmp_path / "adding.onnx", TensorProto.FLOAT)
+    with pytest.raises(MytxError, match=words):
+        assert_parity(path, Strange(), {"x": np.arange(5, dtype=np.float32)})
