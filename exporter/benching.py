@@ -27,8 +27,9 @@ from .generating import Search, SearchOptions, padded
 from .onnx_stream import read_model
 from .opened import Bundle
 from .plan import Array
-from .runtimes import OnnxRuntime
+from .runtimes import OnnxRuntime, check_threads
 
+MOST_SENTENCES = 4096
 STREAMED = 1 << 28  # bytes read to measure the memory: more than the caches of most processors
 SEED = 0
 
@@ -115,6 +116,9 @@ def bench(
     for name, value in (("batch", batch), ("length", length), ("rounds", rounds)):
         if value < 1:
             raise OptionError(f"{name} is {value}", "choose 1 or more")
+    if batch > MOST_SENTENCES:
+        raise OptionError(f"batch is {batch}", f"choose 1 to {MOST_SENTENCES}")
+    check_threads(threads)
     options = bundle.check_options(SearchOptions(beams, steps, steps))
     src, padding = _sources(bundle, batch, length)
     ways, notes = _ways(bundle, src, padding, options, threads, progress)

@@ -113,6 +113,10 @@ def with_earlier(report: ParityReport, bundle: Bundle) -> ParityReport:
         earlier = ParityReport.from_dict({"graphs": bundle.manifest.parity.get("graphs", [])}).graphs
     except (LookupError, TypeError, ValueError) as error:
         raise BundleError(f"the report in {bundle.folder / MANIFEST} is damaged", "export the bundle again") from error
+    if bundle.manifest.parity["passed"] is False and all(row.passed for row in earlier):
+        raise BundleError(
+            f"{bundle.folder / MANIFEST} says that parity failed, and not where", "do not deploy it: export it again"
+        )
     failing = {(row.graph, row.format, row.runtime) for row in report.graphs if not row.passed}
     more = [row for row in earlier if not row.passed and (row.graph, row.format, row.runtime) not in failing]
     found = [replace(row, runtime=row.runtime + EARLIER) for row in more]

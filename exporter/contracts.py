@@ -34,6 +34,7 @@ KEEP_MEANING = "1 = a real position, 0 = padding, hidden from attention"
 TRACED = {"batch": 2, "source": 7, "target": 5}
 OTHERS = (11, 13, 17, 19, 23, 29)
 OUTPUTS = ("float32", "int64", "bool")  # dtypes
+LONGEST_NAME = 100  # of a graph: it is a file's, with more behind it
 SHORTEST_LIMIT = 8  # below it there is no length for each dimension at export
 
 
@@ -73,6 +74,8 @@ def ids(
         raise OptionError(f"{name}: ids below {below!r} are none", "below is the size of the vocabulary, 2 or more")
     if pad is not None and pad not in range(below):
         raise OptionError(f"{name}: pad {pad!r} is no id below {below}", "leave it out where the model looks at none")
+    if not dims:
+        raise OptionError(f"{name} has no dimensions", "give those of the ids, a length at least")
     meaning = f"ids, 0 to {below - 1}"
     spec = TensorSpec(name, "int64", _axes(dims), meaning, "ids", below, hidden_by=_names(hidden_by), future=future)
     return spec if pad is None else _padding(replace(spec, pad=pad))
@@ -129,7 +132,9 @@ def graph(
         OptionError: where that is no contract.
     """
     where = f"graph {name!r}"
-    if not NAME.fullmatch(name) or name in CACHED:
+    if not isinstance(method, str) or not method:
+        raise OptionError(f"{where}: {method!r} is no method", "give its name, or forward for the model itself")
+    if not NAME.fullmatch(name) or name in CACHED or len(name) > LONGEST_NAME:
         raise OptionError(
             f"{where} cannot be the name of a file here", f"letters, digits and _, but not {', '.join(CACHED)}"
         )
@@ -228,7 +233,7 @@ def _axes(dims: Dims) -> tuple[Axis | int, ...]:
 
 
 def _is_whole(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool)
+    return isinstance(number, int) and not isinstance(number, bool) and number < 2**31
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .compare import NOISE_LIMIT
 from .contract import Contract, TensorSpec
-from .contracts import CustomGraph
+from .contracts import NAME, CustomGraph
 from .errors import OptionError, first_line
 from .factory import check_float32
 from .graph import Graph, named_tensors
@@ -69,6 +69,8 @@ def custom_graphs(model: nn.Module, graphs: Sequence[CustomGraph]) -> dict[str, 
     """
     check_float32(model)
     names = [item.contract.graph for item in graphs]
+    if strange := [name for name in names if not NAME.fullmatch(name)]:
+        raise OptionError(f"{strange[0]!r} is no name for a graph", "make it with mytx.exporter.contracts.graph")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise OptionError(f"two graphs are called {twice[0]}", "each needs a name of its own")
     if not names:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..models.parts import listed
@@ -58,18 +58,41 @@ def make_module(place: str) -> nn.Module:
     if not isinstance(found, nn.Module):
         raise OptionError(f"{place} gave a {type(found).__name__}", "it must give a torch.nn.Module")
     check_float32(found)
-    return found.eval()
+    try:
+        with users_code():
+            found.eval()
+    except FAILURES as error:
+        raise OptionError(
+            f"{place}: eval() of the model raised {type(error).__name__}: {first_line(error)}", "mend it"
+        ) from error
+    return found
 
 
 def check_float32(module: nn.Module) -> None:
-    """Check that all weights of ``module`` are there, in float32 and on the CPU.
+    """Check that all weights of ``module`` are there, dense, in float32 and on the CPU, and that it is Python's own.
 
     Raises:
         OptionError: where they are not.
     """
+    bases = {base.__module__ for part in module.modules() for base in type(part).__mro__}
+    if any(name.startswith("torch.jit") for name in bases):
+        raise OptionError(f"{type(module).__name__} is scripted", "give the module that it was made from")
+    try:
+        state = module.state_dict()
+    except FAILURES as error:
+        raise OptionError(
+            f"state_dict() of the model raised {type(error).__name__}: {first_line(error)}", "mend it"
+        ) from error
+    if strange := [name for name, value in state.items() if not isinstance(value, Tensor)]:
+        raise OptionError(
+            f"{strange[0]} of {type(module).__name__} is a {type(state[strange[0]]).__name__}, not a tensor",
+            "give the model in float32: one that is quantized cannot be exported",
+        )
     for name, tensor in named_tensors(module).items():
         if is_lazy(tensor):
             raise OptionError(f"{name} has no shape yet", "run a lazy module once before it is given here")
+        if tensor.layout != torch.strided:
+            raise OptionError(f"{name} is {tensor.layout}".replace("torch.", ""), "call .to_dense() on it")
         floats = tensor.is_floating_point() or tensor.is_complex()
         if (floats and tensor.dtype != torch.float32) or tensor.device.type != "cpu":
             where = f"{tensor.dtype} on {tensor.device}".removeprefix("torch.")

@@ -22,7 +22,7 @@ def lent(model: nn.Module, folder: Path) -> Iterator[None]:
 
     Raises:
         OSError: where the file cannot be read.
-        ValueError: where it is damaged.
+        BundleError: where it is damaged.
     """
     shared = SharedWeights.beside(folder / WEIGHTS)
     if shared is None:

@@ -13,19 +13,22 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .contract import Contract
 from .errors import BundleError
+from .formats import FORMATS
 from .onnx_stream import read_header, read_model
+from .typed import fits
 
 Array = NDArray[np.generic]
 MANIFEST = "manifest.json"
 MODEL = "model"  # in a bundle that failed: the model that it was made from
 FORMAT = 1
+GRAPH_FILES = tuple(known.file("") for known in FORMATS.values())  # what their names end with
 REBUILD = "export it again, or copy it again from where it came"
 
 
@@ -87,8 +90,7 @@ class Manifest:
             for file, entry in values["graphs"].items()
         }
         files = tuple(FileEntry(**entry) for entry in values["files"])
-        str(values["model"]["kind"]), [dict(row) for row in values["assumed"]]  # raise where they are not that
-        return cls(
+        manifest = cls(
             format=values["format"],
             tools=dict(values["tools"]),
             model=dict(values["model"]),
@@ -97,14 +99,25 @@ class Manifest:
             assumed=tuple(values["assumed"]),
             parity=_parity(values["parity"]),
         )
+        _check_types(manifest)
+        return manifest
+
+
+def _check_types(manifest: Manifest) -> None:
+    """Raise ``TypeError`` where a value is not what it should be: whoever reads it need not ask again."""
+    model, hints = manifest.model, get_type_hints(Manifest)
+    wrong = [name for name, hint in hints.items() if not fits(getattr(manifest, name), hint)]
+    wrong += [f"format {entry.format!r}" for entry in manifest.graphs.values() if entry.format not in FORMATS]
+    wrong += ["kind"] * (not fits(model["kind"], str)) + ["parameters"] * (not fits(model.get("parameters", 0), int))
+    wrong += ["passed"] * (not fits(manifest.parity["passed"], bool | None))
+    if wrong:
+        raise TypeError(f"{wrong[0]} is not of its type")
 
 
 def _parity(values: dict[str, Any]) -> dict[str, Any]:
     """What was proven; raises where a row of it lacks something."""
     for row in values.get("graphs", ()):
         row["graph"], row["format"], row["passed"]
-    if values["passed"] not in (True, False, None):
-        raise ValueError(f"passed is {values['passed']!r}")
     return dict(values)
 
 
@@ -157,13 +170,17 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         raise BundleError(f"{folder} is not a bundle: it has no {MANIFEST}", "mytx-export onnx makes a bundle")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
         found = values["format"]
         if isinstance(found, int) and found > FORMAT:
             raise BundleError(f"{folder} has format {found}, this mytx knows up to {FORMAT}", "use a newer mytx")
         return Manifest.from_dict(values)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path} is damaged: {type(error).__name__}: {error}", REBUILD) from error
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
@@ -182,6 +199,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     present = dict(_walk(folder))
     problems += [problem for path, status in present.items() if (problem := _irregular(path, status))]
     problems += [f"{path} is missing" for path in listed if path not in present]
+    problems += [f"{path} is of no graph" for path in listed if path.endswith(GRAPH_FILES) and path not in graph_files]
     problems += [f"{path} is not listed in the manifest" for path in present if path not in listed and path != MANIFEST]
     if not problems:  # only now is it safe to read
         problems += [problem for path, entry in listed.items() if (problem := _changed(folder / path, entry))]

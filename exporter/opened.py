@@ -28,6 +28,8 @@ from .generating import (
 from .manifest import REBUILD, GraphEntry, Manifest, check_files, read_manifest
 from .runtimes import OnnxRuntime, RuntimeOptions
 
+NUMBERS = ("max_length", "src_vocab_size", "tgt_vocab_size", "pad_id", "bos_id", "eos_id")  # of a configuration
+
 
 def open_bundle(
     path: str | Path, *, allow_failed: bool = False, check: bool = True, options: RuntimeOptions | None = None
@@ -235,6 +237,9 @@ class Bundle:
                 values["source"], values["methods"]
             else:
                 values["max_length"], values["tgt_vocab_size"], values["src_vocab_size"]
+                for name in (name for name in NUMBERS if name in values):
+                    if type(values[name]) is not int or not 0 <= values[name] < 2**31:
+                        raise ValueError(f"{name} is {values[name]!r}")
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise BundleError(f"{path} is damaged: {type(error).__name__}: {error}", REBUILD) from error
         return dict(values)
@@ -270,11 +275,13 @@ class Bundle:
             source = self.vocabulary.encode_source(item) if item.strip() else []
         else:
             source = [whole_number("an id", token) for token in item]
+        limit, longest = self.config["src_vocab_size"], self.config["max_length"]
         if source and pad_to is not None:
             if whole_number("pad_to", pad_to) < len(source):
                 raise OptionError(f"the text has {len(source)} tokens, --pad-to is {pad_to}", "give a larger one")
+            if pad_to > longest:
+                raise OptionError(f"--pad-to is {pad_to}, the model has {longest} positions", "give a smaller one")
             source += [self._ids["pad"]] * (pad_to - len(source))
-        limit, longest = self.config["src_vocab_size"], self.config["max_length"]
         if len(source) > longest:
             raise OptionError(f"the text has {len(source)} tokens, the model has {longest} positions", "split it")
         wrong = [token for token in source if not 0 <= token < limit]

@@ -57,6 +57,11 @@ def _load(path: Path) -> dict[str, Array]:
     raise OptionError(f"{path} is one array, not a case", "save it with numpy.savez, by the inputs' names")
 
 
+def printable(text: str) -> str:
+    """``text`` with control characters written out: it goes to terminals and pages."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
 def own_case(name: str, inputs: dict[str, Array], contract: Contract) -> Case:
     """A user's inputs as a case of a graph.
 
@@ -73,7 +78,7 @@ def own_case(name: str, inputs: dict[str, Array], contract: Contract) -> Case:
         if size < axis.minimum or (axis.maximum is not None and size > axis.maximum):
             limits = f"{axis.minimum} to {axis.maximum}" if axis.maximum is not None else f"{axis.minimum} or more"
             raise OptionError(f"{name}: {axis.name} is {size}", f"{contract.graph} takes {limits}")
-    words = ", ".join([Path(name).name, *(f"{axis} {size}" for axis, size in sizes.items())])
+    words = ", ".join([printable(Path(name).name), *(f"{axis} {size}" for axis, size in sizes.items())])
     # ascontiguousarray would make a list of one number out of a number
     ordered = {spec.name: np.require(inputs[spec.name], requirements="C") for spec in contract.inputs}
     few = is_small_search(ordered) if contract.searches else is_small(sizes)

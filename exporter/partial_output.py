@@ -170,8 +170,10 @@ class PartialOutput:
             if not lines:
                 return
             found = int(values["bytes"]), str(values["input_sha256"])
+            if lines < 0 or found[0] < 0:
+                raise ValueError("less than nothing")
             facts = dict(values["facts"])
-        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             if self.force:
                 return
             raise OptionError(f"{self.part} is in the way: no {self.notes.name} says what it is", ANEW) from error

@@ -144,4 +144,5 @@ def _to_standard_output(decoding: Decoding, texts: tuple[str, ...], source: Path
             found = decoding.chunks(decoded(stdin, STDIN), lambda line: f"line {line.number} of {STDIN}", stdin.more)
         for _, text in found:
             click.echo(text, nl=False)
-            sys.stdout.flush()
+            if sys.stdout:  # closed by whoever has started us
+                sys.stdout.flush()

@@ -82,6 +82,12 @@ def provider_names(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(known[name.lower()] for name in names)) or ["CPUExecutionProvider"]
 
 
+def check_threads(threads: int) -> None:
+    """Raise :class:`OptionError` for a number of threads that no machine has."""
+    if not 0 <= threads <= MOST_THREADS:
+        raise OptionError(f"threads is {threads}", f"choose 1 to {MOST_THREADS}, or 0 to leave it to the runtime")
+
+
 class Runtime(Protocol):
     """A graph, open in something that runs it."""
 
@@ -197,10 +203,7 @@ class OnnxRuntime:
         """
         options = options or RuntimeOptions()
         providers = provider_names(options.providers)
-        if not 0 <= options.threads <= MOST_THREADS:
-            raise OptionError(
-                f"threads is {options.threads}", f"choose 1 to {MOST_THREADS}, or 0 to leave it to the runtime"
-            )
+        check_threads(options.threads)
         settings = onnxruntime.SessionOptions()
         settings.graph_optimization_level = LEVELS[options.level]
         settings.intra_op_num_threads = options.threads

@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from .errors import OptionError
+from .errors import BundleError, OptionError
 
 Array = NDArray[np.generic]
 WEIGHTS = "weights.bin"
@@ -100,20 +100,21 @@ class SharedWeights:
 
     Raises:
         OSError: where it cannot be read.
-        ValueError: where it is damaged.
+        BundleError: where it is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > path.stat().st_size:
-                raise ValueError(f"{path} is damaged: its index is longer than the file")
-            self.index: dict[str, dict[str, Any]] = json.loads(file.read(length))
-        try:
-            places = {entry["sha256"]: Place(entry["offset"], entry["bytes"]) for entry in self.index.values()}
-        except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged: its index lacks something") from error
+            length, size = int.from_bytes(file.read(8), "little"), path.stat().st_size
+            try:
+                self.index: dict[str, dict[str, Any]] = json.loads(file.read(min(length, size)))
+                places = {entry["sha256"]: Place(entry["offset"], entry["bytes"]) for entry in self.index.values()}
+                whole = all(place.offset >= 0 <= place.length <= size - place.offset for place in places.values())
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                raise BundleError(f"{path} is damaged: it has no index", "export the bundle again") from error
+        if not whole:
+            raise BundleError(f"{path} is damaged: it is too short for its index", "export the bundle again")
         self._by_content = places
         self._sizes = {place.length for place in self._by_content.values()}
 

@@ -19,6 +19,7 @@ from .contract import TensorSpec
 from .contracts import CustomGraph, attention, graph, ids, padding, values
 from .custom import FORWARD, called
 from .errors import OptionError
+from .factory import FAILURES
 from .model_runs import plain_torch
 
 METHODS = {"encoder": "encode", "decoder": "decode", "full": FORWARD}
@@ -114,7 +115,7 @@ def usual(model: nn.Module, method: str, width: int = 0) -> Usual:
             if _independent(model, found, width):
                 return found
             problems.append("sentences depend on each other")
-        except Exception as error:
+        except FAILURES as error:
             problems.append(" ".join(str(error).split())[:200])
     raise OptionError(
         f"{method} of {type(model).__name__} works neither with [length, batch] ({problems[0]}) nor with "

@@ -29,6 +29,7 @@ RANKS = [
         "quiet",
         "report",
         "spread",
+        "typed",
         "version",
     },
     {"formats", "graph", "line_files", "onnx_rounds", "open_masks", "shared_weights", "torch_archive"},
@@ -123,6 +124,7 @@ WITHOUT_TORCH = [
     "stored",
     "terminal",
     "terminal_located",
+    "typed",
     "verify",
     "weights",
 ]

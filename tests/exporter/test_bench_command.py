@@ -94,6 +94,8 @@ def test_the_command_gives_a_table_or_json(run: Callable[..., Result]) -> None:
         (["--length", "41"], "length is 41, the model has 40 positions"),
         (["--beams", "5"], "num_beams is 5"),
         (["--batch", "0"], "batch"),
+        (["--batch", "2147483648"], "batch is 2147483648"),
+        (["--threads", "2147483648"], "threads is 2147483648"),
     ],
     ids=str,
 )

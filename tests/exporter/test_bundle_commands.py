@@ -303,9 +303,11 @@ def test_a_bundle_without_a_vocabulary_says_how_to_get_one(capsys, tmp_path):
 
 def test_a_bundle_without_the_decoder_says_so(capsys, tmp_path):
     bundle = copy_of_bundle(tmp_path)
-    graphs = json.loads((bundle / "manifest.json").read_text())["graphs"]
-    del graphs["decoder.onnx"]
-    edit_manifest(bundle, graphs=graphs)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    del manifest["graphs"]["decoder.onnx"]
+    (bundle / "decoder.onnx").unlink()
+    files = [entry for entry in manifest["files"] if entry["path"] != "decoder.onnx"]
+    edit_manifest(bundle, graphs=manifest["graphs"], files=files)
     code, _, err = run(capsys, "run", bundle, "abc")
     assert_told(code, err)
     assert "no greedy graph" in err

@@ -165,7 +165,7 @@ def test_a_bundle_with_nothing_to_look_into_is_refused(run: Run) -> None:
 
 def test_there_is_no_block_to_reproduce_where_modules_are_fused(run: Run, tmp_path: Path) -> None:
     refused = run("locate", whole_bundle(), "--graph", "step", "-o", tmp_path / "small")
-    assert_refused(refused, "in step the model's modules are fused", "omit --output")
+    assert_refused(refused, "in step there is no place to name: the model's modules are fused", "omit --output")
     assert list(tmp_path.iterdir()) == []
 
 

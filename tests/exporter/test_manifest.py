@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 
 from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
-from mytx.exporter import BundleError, open_bundle
+from mytx.exporter import BundleError, open_bundle, verify_bundle
 from mytx.exporter.manifest import (
     Manifest,
     check_files,
@@ -191,6 +194,75 @@ def test_a_damaged_bundle_is_refused(damage, message, tmp_path):
         open_bundle(bundle)
     assert caught.value.hint
     assert "\n" not in caught.value.message
+
+
+# Where in the manifest of a bundle, and what instead.
+WRONG_TYPES: list[tuple[str, Any]] = [
+    ("format", "<script>"),
+    ("tools", {"torch": 2}),
+    ("model/kind", 3),
+    ("model/parameters", None),
+    ("assumed", [1]),
+    ("files/0/path", 5),
+    ("files/0/bytes", "many"),
+    ("files/0/bytes", True),
+    ("files/0/sha256", None),
+    ("graphs/encoder.onnx/file", True),
+    ("graphs/encoder.onnx/file", []),
+    ("graphs/encoder.onnx/format", 7),
+    ("graphs/encoder.onnx/format", "tflite"),
+    ("graphs/encoder.onnx/opset", "18"),
+    ("graphs/encoder.onnx/contract/graph", 1),
+    ("graphs/encoder.onnx/contract/inputs/0/name", {"a": {}}),
+    ("graphs/encoder.onnx/contract/inputs/0/role", {}),
+    ("graphs/encoder.onnx/contract/inputs/0/axes/0/name", True),
+    ("graphs/encoder.onnx/contract/inputs/0/axes/0/times", ".."),
+    ("graphs/encoder.onnx/contract/inputs/0/axes/0/plus", [[]]),
+    ("graphs/encoder.onnx/contract/inputs/0/axes/0/traced", {}),
+    ("graphs/encoder.onnx/contract/inputs/0/axes/0/maximum", math.inf),
+    ("graphs/encoder.onnx/contract/ids", {"pad": "0"}),
+    ("parity/passed", "yes"),
+    ("parity/passed", 0),
+    ("parity/graphs/0/worst_ratio", math.nan),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), WRONG_TYPES)
+def test_a_value_of_another_type_is_refused(place: str, value: Any, tmp_path: Path):
+    bundle = copy_of_bundle(tmp_path)
+    values = manifest_of(bundle)
+    *above, last = (int(part) if part.isdigit() else part for part in place.split("/"))
+    inner = reduce(lambda found, key: found[key], above, values)
+    inner[last] = value
+    (bundle / "manifest.json").write_text(json.dumps(values))
+    with pytest.raises(BundleError, match=r"manifest\.json is damaged"):
+        open_bundle(bundle, allow_failed=True)
+
+
+def test_a_file_that_no_graph_has_is_refused(tmp_path: Path):
+    bundle = copy_of_bundle(tmp_path)
+    graphs = manifest_of(bundle)["graphs"]
+    del graphs["full.onnx"]
+    edit_manifest(bundle, graphs=graphs)
+    with pytest.raises(BundleError, match=r"full\.onnx is of no graph"):
+        open_bundle(bundle)
+
+
+def test_a_verdict_without_what_failed_does_not_pass(tmp_path: Path):
+    bundle = copy_of_bundle(tmp_path)
+    edit_manifest(bundle, parity={"passed": False, "graphs": []})
+    with pytest.raises(BundleError, match="says that parity failed, and not where"):
+        verify_bundle(bundle)
+
+
+@pytest.mark.parametrize("value", [None, "a", [], {}, -1, 2**31, True, 1.5])
+@pytest.mark.parametrize("name", ["src_vocab_size", "max_length", "eos_id"])
+def test_a_configuration_with_other_numbers_is_refused(name: str, value: Any, tmp_path: Path):
+    bundle = open_bundle(copy_of_bundle(tmp_path))
+    path = bundle.folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(BundleError, match=f"{name} is"):
+        bundle.generate([[3, 4]])
 
 
 def test_all_that_is_wrong_is_counted(tmp_path):

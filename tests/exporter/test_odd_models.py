@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,10 @@ from torch import Tensor, nn
 from mytx.exporter.contract import TensorSpec
 from mytx.exporter.contracts import CustomGraph, attention, graph, ids, keep, padding, values
 from mytx.exporter.custom import custom_graphs
-from mytx.exporter.errors import ExportError, OptionError
+from mytx.exporter.errors import BundleError, ExportError, OptionError
+from mytx.exporter.factory import check_float32
 from mytx.exporter.locate import locate
+from mytx.exporter.locating import locate_in_bundle
 from mytx.exporter.pipeline import export_bundle
 from mytx.exporter.plan import few_cases, make_plan
 from mytx.exporter.precision import in_float64
@@ -187,6 +193,13 @@ def test_a_mask_may_have_dimensions_of_one(tmp_path: Path):
         (lambda: ids("x", ["batch", "source"], 5, pad=5), "pad 5 is no id below 5"),
         (lambda: ids("x", ["batch", -1], 5), "are no dimensions"),
         (lambda: ids("x", [True, "batch"], 5), "are no dimensions"),
+        (lambda: ids("x", ["batch", 10**13], 5), "are no dimensions"),
+        (lambda: ids("x", [], 5), "x has no dimensions"),
+        (lambda: ids("x", ["batch", "source"], 2**70), "are none"),
+        (lambda: graph("full", None, [ids("x", ["batch"], 5)], [values("y", ["batch"])]), "None is no method"),
+        (lambda: graph("f" * 300, "forward", [ids("x", ["batch"], 5)], [values("y", ["batch"])]), "cannot be the name"),
+        (lambda: whole(nn.Module(), longest={"source": 10.5}), "the longest source is 10.5"),
+        (lambda: whole(nn.Module(), longest={"source": float("inf")}), "the longest source is inf"),
         (lambda: values("y", ["batch", 4], "float64"), "y cannot be float64"),
         (lambda: whole(nn.Module(), values("x", ["batch", "source"], "int64")), "the input x is int64"),
         (lambda: whole(nn.Module(), longest={"source": "200"}), "the longest source is '200'"),
@@ -263,6 +276,19 @@ def test_integers_must_be_equal(tmp_path: Path):
     assert "n at [0, " in str(caught.value)
 
 
+def test_locate_does_not_call_right_what_it_has_not_looked_at(tmp_path: Path):
+    contract = graph(
+        "full",
+        "forward",
+        [ids("x", ["batch", "source"], 20)],
+        [values("y", ["batch", "source", 4]), values("n", ["batch", "source"], "int64")],
+    )
+    subject = custom_model(Counted().eval(), [contract], source="odd:build")
+    bundle = export_bundle(subject, tmp_path / "bundle", level="quick", verify=False).bundle
+    with pytest.raises(BundleError, match=r"in full there are several outputs, and .* holds no reference cases"):
+        locate_in_bundle(bundle)
+
+
 class Zero(Embedded):
     def forward(self, x: Tensor) -> Tensor:
         return self.table(x) * 0.0
@@ -319,6 +345,9 @@ def test_weights_that_share_their_memory_do_so_afterwards():
 
 def test_the_library_refuses_no_graphs_and_two_of_a_name():
     model = WithoutReplacing().eval()
+    outside = replace(whole(model), contract=replace(whole(model).contract, graph="../x"))
+    with pytest.raises(OptionError, match=r"'\.\./x' is no name for a graph"):
+        custom_model(model, [outside])
     with pytest.raises(OptionError, match="no graph to export"):
         custom_model(model, [])
     with pytest.raises(OptionError, match="two graphs are called full"):
@@ -329,6 +358,54 @@ class Failing(Embedded):
     @property
     def encode(self) -> Any:
         raise RuntimeError("not yet")
+
+
+class Ending(Embedded):
+    def encode(self, src: Tensor) -> Tensor:
+        sys.exit(0)
+
+
+def test_a_method_that_ends_the_program_is_said():
+    with pytest.raises(OptionError, match="encode of Ending works neither with"):
+        usual_graphs(Ending().eval())
+
+
+class WithoutState(Embedded):
+    def state_dict(self, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        raise RuntimeError("no state")
+
+
+class SparseBuffer(Embedded):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("links", torch.eye(3).to_sparse())
+
+
+def quantized() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear})
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Sequential(nn.Linear(4, 4)))
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (WithoutState, r"state_dict\(\) of the model raised RuntimeError: no state"),
+        (SparseBuffer, "links is sparse_coo"),
+        (quantized, "not a tensor"),
+        (scripted, "is scripted"),
+    ],
+)
+def test_modules_that_cannot_be_exported_are_refused(build: Callable[[], nn.Module], words: str):
+    with pytest.raises(OptionError, match=words) as caught:
+        check_float32(build())
+    assert caught.value.hint
 
 
 def test_a_property_that_fails_is_said():

@@ -83,6 +83,12 @@ def test_each_file_goes_to_its_graph_and_one_that_fits_two_goes_to_both(tmp_path
     assert [case.small for case in found["full"]] == [True, False]
 
 
+def test_control_characters_of_a_name_are_written_out(tmp_path: Path) -> None:
+    inputs = encoder_inputs()
+    (case,) = read_cases([saved(tmp_path, inputs, "a\x1b[31m\n\x01\u2028é.npz")], CONTRACTS)["encoder"]
+    assert case.words.startswith(r"a\x1b[31m\n\x01\u2028é.npz, batch 2")
+
+
 def test_no_files_are_no_cases() -> None:
     assert read_cases([], CONTRACTS) == {}
 

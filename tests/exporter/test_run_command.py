@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import time
@@ -233,6 +234,7 @@ def test_ctrl_c_leaves_whole_lines_and_says_how_to_go_on(long_source: Path, outp
         (["abc", "--length-penalty", "nan"], "length_penalty is nan"),
         (["abc", "--provider", "abacus"], "CPUExecutionProvider"),
         (["abc", "--threads", "-1"], "threads"),
+        (["abc", "--pad-to", "2147483648"], "--pad-to is 2147483648, the model has 40 positions"),
         (["abc", "--input", "in.txt"], "exclude each other"),
         (["abc", "--output", "out.txt"], "--output goes with --input"),
         (["abc", "--force"], "--force goes with --output"),
@@ -251,6 +253,20 @@ def test_one_or_two_lines_say_what_does_not_fit(
     monkeypatch.chdir(source.parent)
     assert_refused(run(*arguments), message)
     assert names(source.parent) == ["in.txt"]
+
+
+def test_standard_output_may_be_closed() -> None:
+    command = f"{shlex.join([COMMAND, 'run', str(decoding_bundle()), 'abc'])} >&-"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("change", [{"lines": -5}, {"bytes": -7}, {"lines": 1e400}])
+@pytest.mark.usefixtures("begun")
+def test_notes_that_cannot_be(change: dict[str, float], run: Run, source: Path, output: Path) -> None:
+    notes = output.with_name(f"{output.name}.part.json")
+    notes.write_text(json.dumps(json.loads(notes.read_text()) | change))
+    assert_refused(run("--input", source, "--output", output), "is in the way: no out.txt.part.json says what it is")
 
 
 def test_without_the_graph_for_beams(capfd: pytest.CaptureFixture[str]) -> None:

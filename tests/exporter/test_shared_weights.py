@@ -412,8 +412,24 @@ def test_what_onnxruntime_cannot_open_is_said_where_the_files_are_not_checked(
         opened.graph("encoder")
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff" * 8, b"\x05" + bytes(7) + b"nope!"])
+def _index(text: str) -> bytes:
+    return len(text).to_bytes(8, "little") + text.encode()
+
+
+DAMAGED = [
+    b"",
+    b"\xff" * 8,
+    _index("nope!"),
+    _index("[1]"),
+    _index('{"a": "b"}'),
+    _index('{"a": {"offset": 0, "bytes": 4}}'),
+    _index('{"a": {"offset": -8, "bytes": 4, "sha256": ""}}'),
+    _index('{"a": {"offset": 64, "bytes": 4096, "sha256": ""}}'),
+]
+
+
+@pytest.mark.parametrize("data", DAMAGED)
 def test_a_damaged_index_is_an_error(data: bytes, tmp_path: Path) -> None:
     (tmp_path / WEIGHTS).write_bytes(data)
-    with pytest.raises(ValueError, match=r".+"):
+    with pytest.raises(BundleError, match=r"weights\.bin is damaged"):
         SharedWeights(tmp_path / WEIGHTS)
