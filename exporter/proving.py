@@ -31,6 +31,7 @@ Progress = Callable[[str], None]
 Clock = Callable[[str], AbstractContextManager[None]]
 PLAIN = (compute_references, measure_more)
 SEARCH = (search_references, measure_search)
+IDS_SHARE = 0.1  # of the room for stored cases: ids are small
 NO_BATCH = "a sentence alone with the same in a batch, as no dimension is called batch"
 ENDLESS = (
     "no sentence of the plan ends before it must, so whether the search stops there was not tried: --case gives more"
@@ -80,6 +81,7 @@ def prove(
     """
     reports: list[GraphReport] = []
     stored: dict[str, StoredCases] = {}
+    shares = {name: IDS_SHARE if graph.contract.searches else 1.0 for name, graph in graphs.items()}
     for name, graph in graphs.items():  # one after the other: the references of large models are large
         holding = [FORMATS[item] for item in formats if FORMATS[item].holds(graph.contract)]
         plan = _plan(graph, request, flexible=any(known.flexible for known in holding), steps="step" in graphs)
@@ -98,7 +100,8 @@ def prove(
                 reports += [replace(report, notes=(*report.notes, *untried)) for report in found]
                 release_memory()
         rest = BUNDLE_LIMIT - sum(cases.nbytes for cases in stored.values())
-        stored[name] = select(plan, references, rest // (len(graphs) - len(stored)))
+        left = sum(share for other, share in shares.items() if other not in stored)
+        stored[name] = select(plan, references, int(rest * shares[name] / left))
         del references, measure
         release_memory(cycles=False)
     return ParityReport(tuple(reports)), stored

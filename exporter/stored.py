@@ -19,7 +19,7 @@ from .plan import Array, Case
 
 STORED = "reference.npz"
 BUNDLE_LIMIT = 5_000_000
-POSITIONS, LEAST_POSITIONS = 8192, 256  # of all outputs of a case together, and of one at least
+POSITIONS, LEAST_POSITIONS = 2048, 128  # of all outputs of a case together, and of one at least
 INDEX = "index"
 
 
