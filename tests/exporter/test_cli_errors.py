@@ -555,7 +555,7 @@ def test_a_bug_where_no_log_can_be_written_is_still_3(
         (onnx_files, "export"),
         (onnx_format, "finish"),
         (onnx_format, "save"),
-        (proving, "whole_plan"),
+        (proving, "every_case"),
         (proving, "verify_file"),
         (onnx_checks, "find_weights"),
         (pipeline, "write_stored"),

@@ -82,7 +82,10 @@ def test_files_that_can_run_code_are_opened_only_where_they_are_named(run: Run, 
 
 def test_verify_opens_no_torch_file_of_a_mixed_bundle_by_itself(run: Run, tmp_path: Path) -> None:
     bundle = copy_of_bundle(tmp_path)
-    shutil.copy(tiny_bundle() / "config.json", bundle / "more.pt2")
+    shutil.copy(tiny_bundle() / "config.json", bundle / "encoder.pt2")
+    graphs = json.loads((bundle / "manifest.json").read_text())["graphs"]
+    graphs["encoder.pt2"] = graphs["encoder.onnx"] | {"file": "encoder.pt2", "format": "pt2"}
+    edit_manifest(bundle, graphs=graphs)
     relist(bundle)
     assert run("verify", bundle, "-q").code == 0
 

@@ -25,10 +25,10 @@ print("ready", flush=True)
 while True:
     version += 1
     with Staging(target, force=True) as staging:
-        for name in ("encoder.onnx", "decoder.onnx", "vocab.json"):
+        for name in ("encoder.bin", "decoder.bin", "vocab.json"):
             (staging.path / name).write_text(f"{version} " * 2000)
         files = describe_files(staging.path)
-        manifest = Manifest(1, {}, {"version": version}, files, {}, (), {"passed": True})
+        manifest = Manifest(1, {}, {"kind": "test", "version": version}, files, {}, (), {"passed": True})
         write_json(staging.path / MANIFEST, manifest.to_dict())
         staging.commit()
 """

@@ -232,8 +232,8 @@ FAULTS = [
         words="input memory is ['batch', 'target', 16]",
         small=True,
     ),
-    _row("int32 declared for ids", "dtypes", input_dtype_changed, REFUSED, words="input tgt is tensor(int32)"),
-    _row("int32 wanted for ids", "dtypes", ids_of_int32, REFUSED, words="input tgt is tensor(int32)"),
+    _row("int32 declared for ids", "dtypes", input_dtype_changed, REFUSED, words="input tgt is int32"),
+    _row("int32 wanted for ids", "dtypes", ids_of_int32, REFUSED, words="input tgt is int32"),
     _row(
         "an output in float64", "dtypes", output_as(TensorProto.DOUBLE), found_by("interface", "rounding"), small=True
     ),
