@@ -92,6 +92,8 @@ def test_a_bundle_of_all_graphs_is_inspected(run: Run) -> None:
 
 
 def test_the_plan_of_a_search_can_be_looked_at(run: Run) -> None:
+    anew = run("verify", whole_bundle(), "--show-plan", "--plan", "standard", "--json").json()["graphs"]["full"]
+    assert "steps" in {case["group"] for case in anew}  # what N cached steps are asked for
     result = run("verify", whole_bundle(), "--show-plan")
     assert result.code == 0
     assert "num_beams 4, num_hypotheses 3" in result.out

@@ -131,6 +131,15 @@ def test_code_that_ends_the_program_does_not_end_it_well(example_folder: Path, t
     assert not (example_folder / "never").exists()
 
 
+def test_an_eval_that_fails_is_the_models_and_what_it_gives_is_not_used(example_folder: Path):
+    module = "import torch\nclass Own(torch.nn.Linear):\n    def eval(self): {}\ndef build(): return Own(2, 2)\n"
+    strange(example_folder, module.format("raise RuntimeError('no')"))
+    with pytest.raises(MytxError, match=r"eval\(\) of the model raised RuntimeError: no"):
+        make_module("strange:build")
+    strange(example_folder, module.format("return None"))
+    assert type(make_module("strange:build")).__name__ == "Own"
+
+
 def test_what_a_factory_does_to_the_process_stays_with_it(example_folder: Path, tmp_path: Path):
     strange(
         example_folder,

@@ -12,6 +12,7 @@ from exported_models import KINDS, build, plain, translation
 from mytx.exporter import OptionError
 from mytx.exporter.contract import Axis, Contract, TensorSpec
 from mytx.exporter.graphs import graphs_of
+from mytx.exporter.onnx_checks import few
 from mytx.exporter.plan import (
     LEVELS,
     LONG,
@@ -426,3 +427,12 @@ def test_a_disturbed_float_mask_opens_what_was_hidden_and_moves_the_rest() -> No
     assert (other[hidden] == 0).all()
     assert (other[~hidden] != mask[~hidden]).all()
     assert np.isfinite(other).all()
+
+
+@pytest.mark.parametrize("name", ["translation: encoder", "bare: encoder", "bare: full"])
+def test_long_sentences_alone_are_tried_at_every_level_of_optimisation(name: str) -> None:
+    """Whichever of batch and length comes first."""
+    contract = CONTRACTS[name]
+    alone = [case for case in make_plan(contract) if few(case) and not case.small]
+    assert alone
+    assert all(sizes(contract, case)["batch"] == 1 for case in alone)

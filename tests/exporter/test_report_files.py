@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -209,6 +210,26 @@ def test_an_export_that_is_refused_fails_in_junit_and_not_what_passed_before(
     assert failed_tests(junit) == {("parity.export", "refused: loading and running")}
     assert_refused(run("onnx", tmp_path / "none", "-o", tmp_path / "new", "--junit", junit), "no such file")
     assert "no such file" in junit.read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [(OSError(errno.ENOSPC, "No space left on device"), 2, "No space left"), (RuntimeError("planted"), 3, "planted")],
+)
+def test_any_error_of_an_export_fails_in_junit(
+    error: Exception, code: int, words: str, folder: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    junit = tmp_path / "parity.xml"
+    junit.write_text("<testsuites failures='0'/>")
+    monkeypatch.setattr(pipeline, "export_bundle", fail)
+    assert run("onnx", folder, "-o", tmp_path / "new", "--junit", junit).code == code
+    assert failed_tests(junit) == {("parity.export", "refused: loading and running")}
+    assert words in junit.read_text()
+    assert run("onnx", folder, "-o", tmp_path / "new", "--junit", junit, "--component", "typo").code == 2
+    assert "typo" in junit.read_text()
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
