@@ -29,7 +29,7 @@ from .opened import Bundle
 from .plan import Array
 from .runtimes import OnnxRuntime, check_threads
 
-MOST_SENTENCES = 4096
+MOST_SENTENCES = 4096  # at once: more say nothing more, and take all memory
 STREAMED = 1 << 28  # bytes read to measure the memory: more than the caches of most processors
 SEED = 0
 

@@ -67,11 +67,12 @@ class Staging:
         recover(self.target)
         _check_target(self.target, force)
         if bundle and os.path.lexists(self.failed):
-            if self.failed.is_symlink() or not is_bundle(self.failed):
+            listed = None if self.failed.is_symlink() else _listed(self.failed)
+            if listed is None:
                 raise BundleError(
                     f"{self.failed} is in the way and is not a bundle", "move it, or choose another --output"
                 )
-            _check_nothing_strange(self.failed, _listed(self.failed) or set())
+            _check_nothing_strange(self.failed, listed)
 
     def __enter__(self) -> Staging:
         parent = self.target.parent

@@ -22,10 +22,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .contract import ATTENTION_MEANING, CACHED, CUSTOM, PADDING_MEANING, Axis, Contract, TensorSpec
 from .errors import OptionError
-from .open_masks import PADDING
+from .open_masks import PADDING, length_axis
+from .typed import fits
 
 Dims = Sequence[str | int]
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -191,11 +193,6 @@ def _bounded(where: str, inputs: Sequence[TensorSpec], longest: Mapping[str, int
 def _check_promises(where: str, spec: TensorSpec, inputs: Mapping[str, TensorSpec]) -> None:
     """What is promised must be something that can be tried."""
     wrong = [name for name in spec.hidden_by if name not in inputs or inputs[name].role not in PADDING]
-    if not wrong and any(_length(inputs[name]) != _length(spec) for name in spec.hidden_by):
-        raise OptionError(
-            f"{where}: {spec.name} is hidden_by {', '.join(spec.hidden_by)}, which is not of its length",
-            f"name a mask that has the dimension {_length(spec)}",
-        )
     if spec.future not in ("", "inside") and (spec.future not in inputs or inputs[spec.future].role != "attention"):
         wrong.append(spec.future)
     if wrong:
@@ -208,15 +205,17 @@ def _check_promises(where: str, spec: TensorSpec, inputs: Mapping[str, TensorSpe
         raise OptionError(
             f"{where}: what {spec.name} promises cannot be tried", "it needs a dimension called batch, and a length"
         )
-
-
-def _length(spec: TensorSpec) -> str:
-    return next((axis.name for axis in spec.axes if isinstance(axis, Axis) and axis.name != "batch"), "")
+    if any(length_axis(inputs[name]) != length_axis(spec) for name in spec.hidden_by):
+        raise OptionError(
+            f"{where}: {spec.name} is hidden_by {', '.join(spec.hidden_by)}, which is not of its length",
+            f"name a mask that has the dimension {length_axis(spec).name}",
+        )
 
 
 def _padding(spec: TensorSpec) -> TensorSpec:
-    others = [size for size in spec.axes if not isinstance(size, Axis)]
-    if len(spec.axes) - len(others) != 2 or set(others) - {1}:
+    varying = [axis.name for axis in spec.axes if isinstance(axis, Axis)]
+    others = {size for size in spec.axes if not isinstance(size, Axis)}
+    if len(varying) != 2 or len(set(varying)) != 2 or others - {1}:
         raise OptionError(
             f"{spec.name}: in {list(spec.labels)!r} nothing can be padding",
             "what pads has a batch and a length, and else only 1",
@@ -232,8 +231,8 @@ def _axes(dims: Dims) -> tuple[Axis | int, ...]:
     return tuple(Axis(dim) if isinstance(dim, str) else dim for dim in dims)
 
 
-def _is_whole(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number < 2**31
+def _is_whole(number: Any) -> bool:
+    return fits(number, int) and number < 2**31
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -48,23 +48,13 @@ def make_module(place: str) -> nn.Module:
         if not isinstance(found, nn.Module):
             if not callable(found):
                 raise OptionError(f"{place} is a {type(found).__name__}", "name a function that makes the model")
-            try:
+            with _told(place, "it is called without arguments; -v shows the whole story"):
                 found = found()
-            except FAILURES as error:
-                raise OptionError(
-                    f"{place} raised {type(error).__name__}: {first_line(error)}",
-                    "it is called without arguments; -v shows the whole story",
-                ) from error
     if not isinstance(found, nn.Module):
         raise OptionError(f"{place} gave a {type(found).__name__}", "it must give a torch.nn.Module")
     check_float32(found)
-    try:
-        with users_code():
-            found.eval()
-    except FAILURES as error:
-        raise OptionError(
-            f"{place}: eval() of the model raised {type(error).__name__}: {first_line(error)}", "mend it"
-        ) from error
+    with users_code(), _told(f"{place}: eval() of the model", "mend it"):
+        found.eval()
     return found
 
 
@@ -77,12 +67,8 @@ def check_float32(module: nn.Module) -> None:
     bases = {base.__module__ for part in module.modules() for base in type(part).__mro__}
     if any(name.startswith("torch.jit") for name in bases):
         raise OptionError(f"{type(module).__name__} is scripted", "give the module that it was made from")
-    try:
+    with _told("state_dict() of the model", "mend it"):
         state = module.state_dict()
-    except FAILURES as error:
-        raise OptionError(
-            f"state_dict() of the model raised {type(error).__name__}: {first_line(error)}", "mend it"
-        ) from error
     if strange := [name for name, value in state.items() if not isinstance(value, Tensor)]:
         raise OptionError(
             f"{strange[0]} of {type(module).__name__} is a {type(state[strange[0]]).__name__}, not a tensor",
@@ -136,7 +122,7 @@ def read_contract(path: Path, module: nn.Module) -> list[CustomGraph]:
         try:
             names = runpy.run_path(str(path))
             found = names["GRAPHS"] if "GRAPHS" in names else names["graphs"](module) if "graphs" in names else None
-        except OptionError:
+        except OptionError:  # of mytx.exporter.contracts, which says more
             raise
         except FAILURES as error:
             raise OptionError(
@@ -170,6 +156,15 @@ def _import(name: str, place: str) -> Any:
         raise OptionError(
             f"{place}: importing it raised {type(error).__name__}: {first_line(error)}", "-v shows the whole story"
         ) from error
+
+
+@contextmanager
+def _told(what: str, hint: str) -> Iterator[None]:
+    """Say what a user's code raises within the block."""
+    try:
+        yield
+    except FAILURES as error:
+        raise OptionError(f"{what} raised {type(error).__name__}: {first_line(error)}", hint) from error
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .precision import memory_of
 from .shared_weights import WEIGHTS, Array, SharedWeights
 
 
@@ -31,7 +32,7 @@ def lent(model: nn.Module, folder: Path) -> Iterator[None]:
     mapped = torch.from_numpy(np.memmap(shared.path, np.uint8, mode="c"))
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     given: dict[str, Tensor] = {}
-    places = {name: (tensor.data_ptr(), tensor.shape) for name, tensor in tensors.items()}
+    places = {name: memory_of(tensor) for name, tensor in tensors.items()}
     try:
         for name, tensor in tensors.items():
             entry = shared.index.get(name)
@@ -45,7 +46,7 @@ def lent(model: nn.Module, folder: Path) -> Iterator[None]:
                 tensor.data = given[name] = mapped[place].view(tensor.dtype).view(tensor.shape)
         yield
     finally:
-        own: dict[tuple[int, torch.Size], Tensor] = {}  # those that shared their memory share it again
+        own: dict[tuple[object, ...], Tensor] = {}  # those that shared their memory share it again
         for name, values in given.items():
             if tensors[name].data_ptr() == values.data_ptr():  # not converted to float64 and back meanwhile
                 if places[name] not in own:

@@ -27,6 +27,7 @@ from .generating import (
 )
 from .manifest import REBUILD, GraphEntry, Manifest, check_files, read_manifest
 from .runtimes import OnnxRuntime, RuntimeOptions
+from .typed import fits
 
 NUMBERS = ("max_length", "src_vocab_size", "tgt_vocab_size", "pad_id", "bos_id", "eos_id")  # of a configuration
 
@@ -238,7 +239,7 @@ class Bundle:
             else:
                 values["max_length"], values["tgt_vocab_size"], values["src_vocab_size"]
                 for name in (name for name in NUMBERS if name in values):
-                    if type(values[name]) is not int or not 0 <= values[name] < 2**31:
+                    if not (fits(values[name], int) and 0 <= values[name] < 2**31):
                         raise ValueError(f"{name} is {values[name]!r}")
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise BundleError(f"{path} is damaged: {type(error).__name__}: {error}", REBUILD) from error

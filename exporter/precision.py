@@ -23,8 +23,7 @@ def in_float64(model: nn.Module) -> Iterator[None]:
     every: dict[tuple[object, ...], list[Tensor]] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.is_floating_point():
-            place = tensor.data_ptr() if tensor.numel() else id(tensor)
-            every.setdefault((place, tensor.shape, tensor.stride()), []).append(tensor)
+            every.setdefault(memory_of(tensor), []).append(tensor)
     tensors = sorted(every.values(), key=lambda same: same[0].numel(), reverse=True)
 
     def convert(same: list[Tensor], dtype: torch.dtype) -> None:
@@ -39,6 +38,11 @@ def in_float64(model: nn.Module) -> Iterator[None]:
     finally:
         for same in reversed(tensors):
             convert(same, torch.float32)
+
+
+def memory_of(tensor: Tensor) -> tuple[object, ...]:
+    """Equal for tensors that are the same values in the same memory."""
+    return (tensor.data_ptr() if tensor.numel() else id(tensor), tensor.shape, tensor.stride())
 
 
 @contextmanager

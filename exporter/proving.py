@@ -115,7 +115,7 @@ def _untried(graph: Graph, plan: Sequence[Case], references: Sequence[Mapping[st
 
 def _plan(graph: Graph, request: Request, *, flexible: bool, steps: bool) -> list[Case]:
     own = (request.own or {}).get(graph.name, ())
-    other = graph.flexible if flexible and not graph.contract.searches else None
+    other = graph.flexible if flexible else None
     return every_case(graph.contract, request.level, own, flexible=other, steps=steps)
 
 

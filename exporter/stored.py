@@ -6,6 +6,7 @@ As many cases as fit into 5 MB a bundle, small ones first, the reference at seed
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,10 +43,10 @@ def select(plan: Sequence[Case], expected: Sequence[Mapping[str, Expected]], lim
         for case, outputs in zip(plan, thinned, strict=True)
     ]
     turns: dict[int, int] = {}  # of a case: how many of its group are smaller
-    groups: dict[str, int] = {}
-    for number in sorted(range(len(plan)), key=lambda number: sizes[number]):
-        turns[number] = groups.get(plan[number].group, 0)
-        groups[plan[number].group] = turns[number] + 1
+    groups = Counter[str]()
+    for number in sorted(range(len(plan)), key=sizes.__getitem__):
+        turns[number] = groups[plan[number].group]
+        groups[plan[number].group] += 1
     chosen: list[int] = []
     total = 0
     for number in sorted(turns, key=lambda number: (turns[number], sizes[number])):

@@ -185,6 +185,7 @@ def test_a_mask_may_have_dimensions_of_one(tmp_path: Path):
     [
         (lambda: padding("m", ["source"]), "m: in ['source'] nothing can be padding"),
         (lambda: padding("m", ["batch", 3, "source"]), "nothing can be padding"),
+        (lambda: padding("m", ["batch", "batch"]), "nothing can be padding"),
         (lambda: ids("x", ["source"], 5, pad=0), "x: in ['source'] nothing can be padding"),
         (lambda: ids("x", ["batch", "lines", "source"], 5, pad=0), "nothing can be padding"),
         (lambda: attention("m", ["source"]), "no attention mask"),
@@ -256,19 +257,21 @@ class Counted(Embedded):
         return self.table(x), x * 100_000_000 + 1
 
 
+COUNTED = graph(
+    "full",
+    "forward",
+    [ids("x", ["batch", "source"], 20)],
+    [values("y", ["batch", "source", 4]), values("n", ["batch", "source"], "int64")],
+)
+
+
 class OffByOne(Counted):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.table(x), x * 100_000_000 + 2
 
 
 def test_integers_must_be_equal(tmp_path: Path):
-    contract = graph(
-        "full",
-        "forward",
-        [ids("x", ["batch", "source"], 20)],
-        [values("y", ["batch", "source", 4]), values("n", ["batch", "source"], "int64")],
-    )
-    result = export_bundle(custom_model(Counted().eval(), [contract]), tmp_path / "bundle", level="quick")
+    result = export_bundle(custom_model(Counted().eval(), [COUNTED]), tmp_path / "bundle", level="quick")
     assert result.passed
     with pytest.raises(AssertionError) as caught:
         assert_parity(tmp_path / "bundle" / "full.onnx", OffByOne().eval(), {"x": torch.tensor([[2, 3]])})
@@ -277,13 +280,7 @@ def test_integers_must_be_equal(tmp_path: Path):
 
 
 def test_locate_does_not_call_right_what_it_has_not_looked_at(tmp_path: Path):
-    contract = graph(
-        "full",
-        "forward",
-        [ids("x", ["batch", "source"], 20)],
-        [values("y", ["batch", "source", 4]), values("n", ["batch", "source"], "int64")],
-    )
-    subject = custom_model(Counted().eval(), [contract], source="odd:build")
+    subject = custom_model(Counted().eval(), [COUNTED], source="odd:build")
     bundle = export_bundle(subject, tmp_path / "bundle", level="quick", verify=False).bundle
     with pytest.raises(BundleError, match=r"in full there are several outputs, and .* holds no reference cases"):
         locate_in_bundle(bundle)
