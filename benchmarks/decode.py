@@ -35,9 +35,9 @@ from benchmarks.decode_engines import (
     optimum_engine,
     plain_engine,
 )
-from mytx.exporter.benching import STREAMED, read_memory
-from mytx.exporter.generating import padded
-from mytx.exporter.graphs import graphs_of
+from mytx.exporter.bundle.generation import padded
+from mytx.exporter.decode.bench import STREAMED, read_memory
+from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.models import Generator, Vocabulary, build_preset, demo_folder, find_vocab, load_model
 from mytx.models.sequence import SequenceModel
 

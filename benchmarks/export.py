@@ -52,9 +52,9 @@ def run_plain(preset: str, folder: Path) -> dict[str, Any]:
     import onnxruntime  # noqa: F401
     import torch
 
-    from mytx.exporter.contract import Axis
-    from mytx.exporter.graphs import graphs_of
-    from mytx.exporter.plan import example
+    from mytx.exporter.cases.plan import example
+    from mytx.exporter.contracts.contract import Axis
+    from mytx.exporter.graphs.model_graphs import graphs_of
     from mytx.models import build_preset
 
     baseline = peak()

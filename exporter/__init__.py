@@ -6,38 +6,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .check import BundleCheck as BundleCheck
-    from .check import verify_bundle as verify_bundle
+    from .bundle.generation import Generation as Generation
+    from .bundle.generation import Hypothesis as Hypothesis
+    from .bundle.open import Bundle as Bundle
+    from .bundle.open import open_bundle as open_bundle
     from .errors import BundleError as BundleError
     from .errors import ExportError as ExportError
     from .errors import MytxError as MytxError
     from .errors import OptionError as OptionError
-    from .generating import Generation as Generation
-    from .generating import Hypothesis as Hypothesis
-    from .opened import Bundle as Bundle
-    from .opened import open_bundle as open_bundle
+    from .graphs.exportable import custom_model as custom_model
+    from .parity.report import ParityReport as ParityReport
     from .pipeline import ExportResult as ExportResult
     from .pipeline import export_bundle as export_bundle
-    from .report import ParityReport as ParityReport
-    from .runtimes import RuntimeOptions as RuntimeOptions
-    from .subject import custom_model as custom_model
+    from .runtimes.runtime import RuntimeOptions as RuntimeOptions
+    from .verification import BundleCheck as BundleCheck
+    from .verification import verify_bundle as verify_bundle
 
 _HOME = {
-    "Bundle": "opened",
-    "BundleCheck": "check",
+    "Bundle": "bundle.open",
+    "BundleCheck": "verification",
     "BundleError": "errors",
     "ExportError": "errors",
     "ExportResult": "pipeline",
-    "Generation": "generating",
-    "Hypothesis": "generating",
+    "Generation": "bundle.generation",
+    "Hypothesis": "bundle.generation",
     "MytxError": "errors",
     "OptionError": "errors",
-    "ParityReport": "report",
-    "RuntimeOptions": "runtimes",
-    "custom_model": "subject",
+    "ParityReport": "parity.report",
+    "RuntimeOptions": "runtimes.runtime",
+    "custom_model": "graphs.exportable",
     "export_bundle": "pipeline",
-    "open_bundle": "opened",
-    "verify_bundle": "check",
+    "open_bundle": "bundle.open",
+    "verify_bundle": "verification",
 }
 
 __all__ = sorted(_HOME)

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..models import Model, Vocabulary
-from .bundle import Staging, write_json
-from .contract import GRAPHS
-from .errors import OptionError
-from .exporting import export_files
-from .formats import FORMATS, ExportOptions
-from .graph import Graph
-from .manifest import (
+from .bundle.manifest import (
     FORMAT,
     MANIFEST,
     MODEL,
@@ -28,20 +22,26 @@ from .manifest import (
     sha256,
     weights_sha256,
 )
+from .bundle.staging import Staging, write_json
+from .bundle.versions import version, versions
+from .bundle.writing import export_files
+from .cases.plan import Array, check_level
+from .cases.user_cases import read_cases
+from .contracts.contract import GRAPHS
+from .errors import OptionError
+from .formats.onnx.export import DEFAULT_OPSET, check_opset
+from .formats.onnx.shared_weights import shares, write_weights
+from .formats.table import FORMATS, ExportOptions
+from .graphs.exportable import Subject, subject_of
+from .graphs.graph import Graph
+from .graphs.running import evaluating
 from .memory import release_memory
-from .model_runs import evaluating
-from .onnx_format import DEFAULT_OPSET, check_opset
-from .own_cases import read_cases
-from .page import PAGE, parity_page
-from .plan import Array, check_level
-from .proving import Request, contract_in, prove
+from .parity.prove import Request, contract_in, prove
+from .parity.report import ParityReport
+from .parity.stored import STORED, write_stored
+from .parity.verify import Run
 from .quiet import quiet
-from .report import ParityReport
-from .shared_weights import shares, write_weights
-from .stored import STORED, write_stored
-from .subject import Subject, subject_of
-from .verify import Run
-from .version import version, versions
+from .report.page import PAGE, parity_page
 
 Progress = Callable[[str], None]
 
@@ -102,19 +102,19 @@ def export_bundle(
     """Export ``model``, verify the saved files, and leave a bundle at ``folder``.
 
     Args:
-        model: a task model or a bare ``MyTransformer``, in float32; or a :func:`~mytx.exporter.subject.custom_model`.
+        model: a task model or a bare ``MyTransformer``, in float32; or a :func:`~mytx.exporter.custom_model`.
             Its mode is put back afterwards.
         folder: where the bundle goes; with failed parity, ``<folder>.failed``, and what stood at ``folder`` stays.
         formats: which of ``onnx``, ``torchscript`` and ``pt2``.
-        components: which of :data:`~mytx.exporter.contract.GRAPHS`; empty is all that the model and a format have.
+        components: which of ``GRAPHS`` in ``contracts.contract``; empty is all that the model and a format have.
         opset: of ONNX files, 18 to 25.
-        masks: for a bare model; see :func:`~mytx.exporter.graphs.graphs_of`.
+        masks: for a bare model; see :func:`~mytx.exporter.graphs.model_graphs.graphs_of`.
         weights: of ONNX files: ``shared``, once for all in ``weights.bin``; ``inline``, in each file; ``auto`` is
             shared where they are more than 16 MB.
         verify: whether to check parity.
         level: of the plan: ``quick``, ``standard`` or ``thorough``.
-        own: files with cases of your own; see :func:`~mytx.exporter.own_cases.read_cases`.
-        originals: by graph, the class that the model was written as; see :func:`~mytx.exporter.original.originals`.
+        own: files with cases of your own; see :func:`~mytx.exporter.cases.user_cases.read_cases`.
+        originals: by graph, the class that the model was written as; see ``parity.original``.
         jobs: how many files are exported at the same time.
         force: replace a bundle that is there.
         vocabulary: stored as ``vocab.json``, for whoever turns text into ids.

@@ -16,30 +16,30 @@ from torch import Tensor, nn
 
 from ..models import Model
 from ..transformer import MyTransformer
-from .contract import CUSTOM, CUSTOM_KIND, Axis, Contract, TensorSpec
-from .contracts import CustomGraph
-from .custom import tensors_of
+from .bundle.open import open_bundle
+from .cases.identities import whole_plan
+from .cases.plan import Array, Case
+from .cases.user_cases import own_case
+from .cli.terminal import print_findings, result_table
+from .contracts.contract import CUSTOM, CUSTOM_KIND, Axis, Contract, TensorSpec
+from .contracts.declare import CustomGraph
 from .errors import BundleError, OptionError
-from .factory import check_float32
-from .graph import Graph
-from .graph_modules import GraphModule
-from .graphs import masks_of
-from .identities import whole_plan
-from .model_runs import evaluating, kept_buffers, run_model
-from .onnx_checks import runs as onnx_runs
-from .onnx_stream import Weights, read_model, read_values
-from .opened import open_bundle
-from .own_cases import own_case
-from .plan import Array, Case
-from .proving import Request, prove
+from .formats.onnx.stream import Weights, read_model, read_values
+from .graphs.exportable import Subject, custom_model, subject_again, subject_of
+from .graphs.graph import Graph
+from .graphs.model_graphs import masks_of
+from .graphs.modules import GraphModule
+from .graphs.running import evaluating, kept_buffers, run_model
+from .graphs.user_code import check_float32
+from .graphs.user_model import tensors_of
+from .parity.prove import Request, prove
+from .parity.reference import compute_references
+from .parity.report import Finding, ParityReport
+from .parity.verify import verify_file
+from .parity.weights import compare_weights
 from .quiet import quiet
-from .reference import compute_references
-from .report import Finding, ParityReport
-from .runtimes import OnnxRuntime
-from .subject import Subject, custom_model, subject_again, subject_of
-from .terminal import print_findings, result_table
-from .verify import verify_file
-from .weights import compare_weights
+from .runtimes.onnx_checks import runs as onnx_runs
+from .runtimes.runtime import OnnxRuntime
 
 Inputs = Mapping[str, Any]
 WIDTH = 120  # of the message, in characters

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mytx.exporter.cli import cli
-from mytx.exporter.graphs import graphs_of
+from mytx.exporter.cli.main import cli
+from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.models import TranslationModel
 
 ROOT = Path(__file__).parent.parent

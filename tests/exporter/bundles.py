@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from mytx.exporter import export_bundle
-from mytx.exporter.formats import PLAIN
+from mytx.exporter.formats.table import PLAIN
 from mytx.models import TranslationModel
 from mytx.models.vocab import Vocabulary
 

@@ -9,20 +9,22 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from mytx.exporter import onnx_checks, onnx_files, onnx_format
-from mytx.exporter.compare import Expected
-from mytx.exporter.contract import Contract
-from mytx.exporter.formats import FORMATS, PLAIN
-from mytx.exporter.graph import Graph
-from mytx.exporter.graphs import graphs_of
-from mytx.exporter.identities import whole_plan
-from mytx.exporter.plan import Case
-from mytx.exporter.proving import weights_in
+from mytx.exporter.cases.identities import whole_plan
+from mytx.exporter.cases.plan import Case
+from mytx.exporter.contracts.contract import Contract
+from mytx.exporter.formats.table import FORMATS, PLAIN
+from mytx.exporter.formats.table.onnx import export as onnx_format
+from mytx.exporter.formats.table.onnx import files as onnx_files
+from mytx.exporter.graphs.graph import Graph
+from mytx.exporter.graphs.model_graphs import graphs_of
+from mytx.exporter.parity.compare import Expected
+from mytx.exporter.parity.prove import weights_in
+from mytx.exporter.parity.reference import compute_references
+from mytx.exporter.parity.report import GraphReport
+from mytx.exporter.parity.search_reference import search_references
+from mytx.exporter.parity.verify import verify_file
 from mytx.exporter.quiet import quiet
-from mytx.exporter.reference import compute_references
-from mytx.exporter.report import GraphReport
-from mytx.exporter.search_reference import search_references
-from mytx.exporter.verify import verify_file
+from mytx.exporter.runtimes.runtime import onnx_checks
 from mytx.models import ClassificationModel, CoupletModel, Model, TranslationModel
 from mytx.transformer import MyTransformer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mytx.exporter.manifest import FileEntry, Manifest
-from mytx.exporter.report import CaseReport, Finding, GraphReport, ParityReport
+from mytx.exporter.bundle.manifest import FileEntry, Manifest
+from mytx.exporter.parity.report import CaseReport, Finding, GraphReport, ParityReport
 
 GROUPS = ("shapes", "shapes", "disturbed", "identities", "steps", "own")
 EVIL = '<script>alert("1")</script>\x1b[31m\x00\ud800 & \ufffe'

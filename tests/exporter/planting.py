@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from mytx.exporter.report import GraphReport
+from mytx.exporter.parity.report import GraphReport
 
 Fault = Callable[[GraphProto], None]
 

@@ -11,8 +11,9 @@ import torch
 from cli_support import Result, assert_refused, run_here
 
 from bundles import decoding_bundle, tiny_bundle, tiny_model
-from mytx.exporter import OptionError, benching, open_bundle
-from mytx.exporter.bench_torch import decode_cached, decode_prefix
+from mytx.exporter import OptionError, open_bundle
+from mytx.exporter.decode import bench as benching
+from mytx.exporter.decode.bench_torch import decode_cached, decode_prefix
 from mytx.models import CachedDecoder, Generator
 
 TINY = {"length": 3, "steps": 5, "rounds": 1, "threads": 1}

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from cli_support import contents, names
 
-from mytx.exporter import bundle
-from mytx.exporter.bundle import Staging, is_bundle, recover, write_json
+from mytx.exporter.bundle.manifest import MANIFEST, Manifest, describe_files
+from mytx.exporter.bundle.staging import Staging, is_bundle, recover, write_json
+from mytx.exporter.bundle.staging import staging as bundle
 from mytx.exporter.errors import BundleError
-from mytx.exporter.manifest import MANIFEST, Manifest, describe_files
 
 
 def fill(folder: Path, words: str) -> None:
@@ -495,9 +495,9 @@ def test_a_second_export_to_the_same_place_in_the_same_process_leaves_the_first_
 MAKER = """
 import sys
 from pathlib import Path
-from mytx.exporter.bundle import Staging, write_json
+from mytx.exporter.bundle.staging import Staging, write_json
 from mytx.exporter.errors import BundleError
-from mytx.exporter.manifest import MANIFEST, Manifest, describe_files
+from mytx.exporter.bundle.manifest import MANIFEST, Manifest, describe_files
 target, words, force = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "force"
 try:
     with Staging(target, force=force) as staging:

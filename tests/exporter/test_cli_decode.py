@@ -12,9 +12,9 @@ from cli_support import Result, assert_refused, names
 from test_rebuilt import relist
 
 from bundles import copy_of_bundle, tiny_model, whole_bundle
-from mytx.exporter.contract import GRAPHS, SEARCHES
+from mytx.exporter.contracts.contract import GRAPHS, SEARCHES
 from mytx.exporter.errors import OptionError
-from mytx.exporter.graphs import graphs_of
+from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.pipeline import choose
 
 Run = Callable[..., Result]

@@ -37,8 +37,14 @@ from cli_support import (
 )
 from exported_models import Exported
 
-from mytx.exporter import bundle, inspecting, onnx_checks, onnx_files, onnx_format, pipeline, proving
-from mytx.exporter.contract import Contract
+from mytx.exporter import pipeline
+from mytx.exporter.bundle.staging import inspection as inspecting
+from mytx.exporter.bundle.staging import staging as bundle
+from mytx.exporter.contracts.contract import Contract
+from mytx.exporter.formats.table.onnx import export as onnx_format
+from mytx.exporter.formats.table.onnx import files as onnx_files
+from mytx.exporter.parity import prove as proving
+from mytx.exporter.runtimes.runtime import onnx_checks
 
 Run = Callable[..., Result]
 
@@ -168,7 +174,7 @@ def test_numbers_that_are_not_finite_are_null_in_the_json(
     def fail(*arguments: object) -> object:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("mytx.exporter.runtimes.OnnxRuntime.run", fail)
+    monkeypatch.setattr("mytx.exporter.runtimes.runtime.OnnxRuntime.run", fail)
     result = run("onnx", folder, "-o", tmp_path / "bundle", "--json", "--component", "encoder")
     assert result.code == 1
     rows = [row for row in result.json()["graphs"] if row["runtime"].startswith("onnxruntime")]
@@ -611,7 +617,7 @@ def test_an_interrupt_that_python_wrapped_in_another_error_is_still_an_interrupt
         except KeyboardInterrupt as error:
             raise RuntimeError("Error calling __set_name__") from error
 
-    monkeypatch.setattr("mytx.exporter.onnx_files.to_onnx", interrupted)
+    monkeypatch.setattr("mytx.exporter.formats.onnx.files.to_onnx", interrupted)
     result = run_here(capfd, "onnx", bare, "--nhead", 2, "-o", place / "bundle")
     assert result.code == 130
     assert result.err.strip() == "error: interrupted; no unfinished bundle is left behind"

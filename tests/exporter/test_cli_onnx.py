@@ -25,8 +25,9 @@ from cli_support import (
 )
 from exported_models import Exported
 
-from mytx.exporter import contract, onnx_files
-from mytx.exporter.cli import cli
+from mytx.exporter.cli.main import cli
+from mytx.exporter.contracts import contract
+from mytx.exporter.formats.table.onnx import files as onnx_files
 
 Run = Callable[..., Result]
 ROW_KEYS = {"graph", "format", "runtime", "cases", "compared", "max_abs_error", "worst_ratio", "allowed", "passed"}
@@ -283,7 +284,7 @@ def test_force_replaces_a_bundle_and_a_new_parent_is_made(folder: Path, run: Run
 def test_help_has_an_example_and_needs_no_heavy_import(arguments: list[str]) -> None:
     program = f"""
 import sys
-from mytx.exporter.cli import main
+from mytx.exporter.cli.main import main
 try:
     main({arguments})
 except SystemExit as error:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mytx.exporter.compare import (
+from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
+from mytx.exporter.parity.compare import (
     EXACT,
     FACTOR,
     FAIL,
@@ -22,7 +23,6 @@ from mytx.exporter.compare import (
     compare_case,
     compare_values,
 )
-from mytx.exporter.contract import Axis, Contract, TensorSpec
 
 SPEC = TensorSpec("y", "float32", (Axis("batch"), 5, 8))
 SECOND = TensorSpec("z", "float32", (Axis("batch"),))

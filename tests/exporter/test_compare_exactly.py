@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mytx.exporter.compare import FAIL, PASS, Comparison, Expected, compare_values
+from mytx.exporter.parity.compare import FAIL, PASS, Comparison, Expected, compare_values
 
 # Three sentences with two results each, of up to three ids; 0 fills up.
 TOKENS = np.array([[[5, 6, 7], [5, 6, 0]], [[8, 0, 0], [9, 9, 0]], [[4, 4, 4], [4, 0, 0]]], dtype=np.float64)

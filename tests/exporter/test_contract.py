@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from exported_models import KINDS, build
 
-from mytx.exporter.contract import Axis, Contract, TensorSpec
-from mytx.exporter.graphs import graphs_of
+from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
+from mytx.exporter.graphs.model_graphs import graphs_of
 
 BATCH = Axis("batch", traced=2)
 SOURCE = Axis("source", traced=7, maximum=64)

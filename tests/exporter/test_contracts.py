@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mytx.exporter.cases.plan import make_plan
 from mytx.exporter.contracts import attention, graph, ids, keep, padding, values
-from mytx.exporter.custom import custom_graphs
 from mytx.exporter.errors import OptionError
-from mytx.exporter.model_runs import plain_torch
+from mytx.exporter.graphs.exportable import custom_model
+from mytx.exporter.graphs.inferred import usual_graphs
+from mytx.exporter.graphs.running import plain_torch
+from mytx.exporter.graphs.user_model import custom_graphs
 from mytx.exporter.pipeline import export_bundle
-from mytx.exporter.plan import make_plan
-from mytx.exporter.subject import custom_model
-from mytx.exporter.usual import usual_graphs
 
 
 class Pool(nn.Module):

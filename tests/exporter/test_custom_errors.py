@@ -10,7 +10,7 @@ import torch
 from custom_support import QUICK, run, strange
 
 from mytx.exporter.errors import MytxError
-from mytx.exporter.factory import load_weights, make_module
+from mytx.exporter.graphs.user_code import load_weights, make_module
 
 pytestmark = pytest.mark.usefixtures("inside_example")
 

@@ -15,13 +15,13 @@ import torch
 from custom_support import QUICK, run, strange
 from onnx import numpy_helper
 
-from mytx.exporter.factory import load_weights, make_module, read_contract
-from mytx.exporter.locate import locate
-from mytx.exporter.original import originals
-from mytx.exporter.plan import few_cases, make_plan
-from mytx.exporter.proving import Request, prove
-from mytx.exporter.report import GraphReport
-from mytx.exporter.subject import custom_model, subject_of
+from mytx.exporter.cases.plan import few_cases, make_plan
+from mytx.exporter.graphs.exportable import custom_model, subject_of
+from mytx.exporter.graphs.user_code import load_weights, make_module, read_contract
+from mytx.exporter.locate.places import locate
+from mytx.exporter.parity.original import originals
+from mytx.exporter.parity.prove import Request, prove
+from mytx.exporter.parity.report import GraphReport
 from mytx.models import load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("inside_example")

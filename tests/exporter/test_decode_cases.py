@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from exported_models import Exported, translation
 
-from mytx.exporter import OptionError, onnx_checks
-from mytx.exporter.graphs import graphs_of
-from mytx.exporter.own_cases import read_cases
-from mytx.exporter.plan import Case
-from mytx.exporter.verify import verify_file
+from mytx.exporter import OptionError
+from mytx.exporter.cases.plan import Case
+from mytx.exporter.cases.user_cases import read_cases
+from mytx.exporter.graphs.model_graphs import graphs_of
+from mytx.exporter.parity.verify import verify_file
+from mytx.exporter.runtimes.runtime import onnx_checks
 
 CONTRACTS = {name: graph.contract for name, graph in graphs_of(translation(max_length=20)).items()}
 SOURCE: dict[str, Any] = {"src": np.arange(6).reshape(2, 3), "src_key_padding_mask": np.zeros((2, 3), bool)}

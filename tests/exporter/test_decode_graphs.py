@@ -12,11 +12,11 @@ import torch
 from exported_models import Exported, build, classification, couplet, shaken, translation
 from torch import Tensor
 
-from mytx.exporter.contract import CACHED, GRAPHS, SEARCHES, Contract, TensorSpec
-from mytx.exporter.eager import Eager
-from mytx.exporter.graph_modules import arguments
-from mytx.exporter.graphs import graphs_of
-from mytx.exporter.runtimes import Stepped
+from mytx.exporter.contracts.contract import CACHED, GRAPHS, SEARCHES, Contract, TensorSpec
+from mytx.exporter.graphs.model_graphs import graphs_of
+from mytx.exporter.graphs.modules import arguments
+from mytx.exporter.runtimes.eager import Eager
+from mytx.exporter.runtimes.runtime import Stepped
 from mytx.models import Generator
 
 MODELS: dict[str, Callable[[], Any]] = {

@@ -13,13 +13,12 @@ import torch
 from exported_models import Exported
 from planting import constant, insert, node, set_attribute
 
-from mytx.exporter import onnx_checks
-from mytx.exporter.compare import FACTOR, FAIL, ULP, Comparison, Expected
-from mytx.exporter.plan import Case
-from mytx.exporter.reference import measure_more
-from mytx.exporter.report import GraphReport
-from mytx.exporter.runtimes import OnnxRuntime
-from mytx.exporter.verify import Measure, _doubtful, verify_file
+from mytx.exporter.cases.plan import Case
+from mytx.exporter.parity.compare import FACTOR, FAIL, ULP, Comparison, Expected
+from mytx.exporter.parity.reference import measure_more
+from mytx.exporter.parity.report import GraphReport
+from mytx.exporter.parity.verify import Measure, _doubtful, verify_file
+from mytx.exporter.runtimes.runtime import OnnxRuntime, onnx_checks
 
 
 class Doubt:

@@ -13,8 +13,8 @@ import pytest
 from cli_support import Result
 
 from bundles import tiny_bundle
-from mytx.exporter import cli
-from mytx.exporter.manifest import MANIFEST
+from mytx.exporter.bundle.manifest import MANIFEST
+from mytx.exporter.cli.main import main as cli
 
 Run = Callable[..., Result]
 

@@ -16,8 +16,8 @@ import torch
 
 from bundles import decoding_bundle, tiny_bundle, tiny_model
 from mytx.exporter import Bundle, BundleError, Generation, Hypothesis, MytxError, OptionError, open_bundle
-from mytx.exporter.generating import batches_of, padded
-from mytx.exporter.runtimes import RuntimeOptions
+from mytx.exporter.bundle.generation import batches_of, padded
+from mytx.exporter.runtimes.runtime import RuntimeOptions
 from mytx.models import Generator
 
 TIE = 1e-4  # a decision by less than this can go either way in float32

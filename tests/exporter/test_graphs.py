@@ -11,10 +11,10 @@ import torch
 from exported_models import EVERY_MASK, KINDS, build, classification, couplet, plain, translation
 
 from mytx.exporter import OptionError
-from mytx.exporter.contract import GRAPHS, TensorSpec
-from mytx.exporter.graph import Graph
-from mytx.exporter.graphs import MASK_AXES, graphs_of, masks_of, parse_masks
-from mytx.exporter.plan import optional_cases
+from mytx.exporter.cases.plan import optional_cases
+from mytx.exporter.contracts.contract import GRAPHS, TensorSpec
+from mytx.exporter.graphs.graph import Graph
+from mytx.exporter.graphs.model_graphs import MASK_AXES, graphs_of, masks_of, parse_masks
 from mytx.transformer import MyTransformer
 
 INT, BOOL, FLOAT = "int64", "bool", "float32"

@@ -13,17 +13,17 @@ import torch
 from exported_models import KINDS, Exported, build, plain
 from torch import Tensor, nn
 
-from mytx.exporter.contract import CACHED, Axis, Contract, TensorSpec
-from mytx.exporter.eager import Eager
-from mytx.exporter.graph import Graph
-from mytx.exporter.graph_modules import GraphModule
-from mytx.exporter.graphs import graphs_of
-from mytx.exporter.identities import identities, sizes_of, whole_plan
-from mytx.exporter.plan import LEVELS, Case, make_plan
-from mytx.exporter.reference import compute_references
-from mytx.exporter.report import GraphReport
-from mytx.exporter.runtimes import Composed, Runtime
-from mytx.exporter.verify import Run, verify_file
+from mytx.exporter.cases.identities import identities, sizes_of, whole_plan
+from mytx.exporter.cases.plan import LEVELS, Case, make_plan
+from mytx.exporter.contracts.contract import CACHED, Axis, Contract, TensorSpec
+from mytx.exporter.graphs.graph import Graph
+from mytx.exporter.graphs.model_graphs import graphs_of
+from mytx.exporter.graphs.modules import GraphModule
+from mytx.exporter.parity.reference import compute_references
+from mytx.exporter.parity.report import GraphReport
+from mytx.exporter.parity.verify import Run, verify_file
+from mytx.exporter.runtimes.eager import Eager
+from mytx.exporter.runtimes.runtime import Composed, Runtime
 from mytx.transformer import MyTransformer
 
 PADDING, FUTURE, ALONE = "behind the padding", "after position", " alone"

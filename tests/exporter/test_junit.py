@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 from made_reports import EVIL, GROUPS, doubted, lifted, report, row, unloadable
 
-from mytx.exporter.junit import junit_xml
-from mytx.exporter.report import Finding, GraphReport, ParityReport
+from mytx.exporter.parity.report import Finding, GraphReport, ParityReport
+from mytx.exporter.report.junit import junit_xml
 
 VERSIONS = {"mytx": "0.1.0"}
 

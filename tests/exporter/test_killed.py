@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from mytx.exporter.bundle import recover
-from mytx.exporter.manifest import check_files, read_manifest
+from mytx.exporter.bundle.manifest import check_files, read_manifest
+from mytx.exporter.bundle.staging import recover
 
 MOMENTS = 50
 
@@ -18,8 +18,8 @@ MOMENTS = 50
 WRITER = """
 import sys
 from pathlib import Path
-from mytx.exporter.bundle import Staging, write_json
-from mytx.exporter.manifest import MANIFEST, Manifest, describe_files
+from mytx.exporter.bundle.staging import Staging, write_json
+from mytx.exporter.bundle.manifest import MANIFEST, Manifest, describe_files
 target, version = Path(sys.argv[1]), int(sys.argv[2])
 print("ready", flush=True)
 while True:

@@ -19,11 +19,11 @@ from exported_models import KINDS, Exported
 from onnx import GraphProto
 from planting import Fault, bypass, change, insert, mask_input_ignored, mask_polarity_turned, node, set_attribute
 
+from mytx.exporter.cases.plan import Case
 from mytx.exporter.errors import BundleError, MytxError, OptionError
-from mytx.exporter.locate import Block, Located, Place, locate
-from mytx.exporter.onnx_format import finish, save, to_onnx
-from mytx.exporter.plan import Case
-from mytx.exporter.reproduction import write_reproduction
+from mytx.exporter.formats.onnx.export import finish, save, to_onnx
+from mytx.exporter.locate.places import Block, Located, Place, locate
+from mytx.exporter.locate.reproduction import write_reproduction
 
 DECODER = "my_transformer.decoder"
 ENCODER = "my_transformer.encoder"

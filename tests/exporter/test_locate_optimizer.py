@@ -15,9 +15,9 @@ from planting_rewrites import norm_turned_round
 from test_rebuilt import relist
 
 from bundles import copy_of_bundle, decoding_bundle, edit_manifest, tiny_bundle, whole_bundle
-from mytx.exporter.contract import CACHED
-from mytx.exporter.formats import PLAIN
-from mytx.exporter.manifest import read_manifest
+from mytx.exporter.bundle.manifest import read_manifest
+from mytx.exporter.contracts.contract import CACHED
+from mytx.exporter.formats.table import PLAIN
 
 Run = Callable[..., Result]
 NORM = "LayerNormFusionL1"

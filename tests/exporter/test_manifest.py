@@ -15,7 +15,7 @@ import pytest
 
 from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
 from mytx.exporter import BundleError, open_bundle, verify_bundle
-from mytx.exporter.manifest import (
+from mytx.exporter.bundle.manifest import (
     Manifest,
     check_files,
     describe_files,

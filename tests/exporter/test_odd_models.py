@@ -13,19 +13,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mytx.exporter.contract import TensorSpec
+from mytx.exporter.cases.plan import few_cases, make_plan
 from mytx.exporter.contracts import CustomGraph, attention, graph, ids, keep, padding, values
-from mytx.exporter.custom import custom_graphs
+from mytx.exporter.contracts.contract import TensorSpec
 from mytx.exporter.errors import BundleError, ExportError, OptionError
-from mytx.exporter.factory import check_float32
-from mytx.exporter.locate import locate
-from mytx.exporter.locating import locate_in_bundle
+from mytx.exporter.graphs.exportable import custom_model
+from mytx.exporter.graphs.inferred import usual_graphs
+from mytx.exporter.graphs.precision import in_float64
+from mytx.exporter.graphs.user_code import check_float32
+from mytx.exporter.graphs.user_model import custom_graphs
+from mytx.exporter.locate.bundle import locate_in_bundle
+from mytx.exporter.locate.places import locate
 from mytx.exporter.pipeline import export_bundle
-from mytx.exporter.plan import few_cases, make_plan
-from mytx.exporter.precision import in_float64
-from mytx.exporter.subject import custom_model
 from mytx.exporter.testing import assert_parity
-from mytx.exporter.usual import usual_graphs
 
 
 def whole(model: nn.Module, *inputs: TensorSpec, **more: Any) -> CustomGraph:

@@ -19,14 +19,17 @@ from exported_models import translation as translation_model
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from mytx.exporter import ExportError, OptionError, export_bundle, onnx_checks, onnx_format, onnx_stream, runtimes
-from mytx.exporter.contract import Axis, Contract, TensorSpec
-from mytx.exporter.graph import Graph
-from mytx.exporter.graph_modules import GraphModule
-from mytx.exporter.onnx_stream import write_model
+from mytx.exporter import ExportError, OptionError, export_bundle
+from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
+from mytx.exporter.formats.onnx.stream import write_model
+from mytx.exporter.formats.table.onnx import export as onnx_format
+from mytx.exporter.formats.table.onnx import stream as onnx_stream
+from mytx.exporter.graphs.graph import Graph
+from mytx.exporter.graphs.modules import GraphModule
+from mytx.exporter.parity.verify import small_shape
 from mytx.exporter.quiet import quiet
-from mytx.exporter.runtimes import OnnxRuntime
-from mytx.exporter.verify import small_shape
+from mytx.exporter.runtimes.runtime import OnnxRuntime, onnx_checks
+from mytx.exporter.runtimes.runtime import runtime as runtimes
 
 Exports = Callable[[str], Exported]
 REPOSITORY = Path(__file__).parents[2]

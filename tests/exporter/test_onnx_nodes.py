@@ -12,7 +12,7 @@ import pytest
 from exported_models import Exported
 from onnx.reference import ReferenceEvaluator
 
-from mytx.exporter.onnx_nodes import FLOAT, INT, Nodes, tensor
+from mytx.exporter.search.nodes import FLOAT, INT, Nodes, tensor
 
 
 def graphs_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

@@ -12,10 +12,10 @@ import pytest
 from exported_models import EVERY_MASK, classification, plain, translation
 
 from mytx.exporter import OptionError
-from mytx.exporter.contract import Contract
-from mytx.exporter.graphs import graphs_of
-from mytx.exporter.own_cases import own_case, read_cases
-from mytx.exporter.plan import Array
+from mytx.exporter.cases.plan import Array
+from mytx.exporter.cases.user_cases import own_case, read_cases
+from mytx.exporter.contracts.contract import Contract
+from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.transformer import MyTransformer
 
 CONTRACTS = [graph.contract for graph in plain(graphs_of(translation(max_length=20))).values()]

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from made_reports import EVIL, GROUPS, case, doubted, lifted, manifest, report, row, unloadable
 
-from mytx.exporter.page import MOST_FAILURES, TEMPLATES, parity_page
-from mytx.exporter.page_plots import RunCase, histogram_of, plots_of
-from mytx.exporter.report import Finding, GraphReport, ParityReport
+from mytx.exporter.parity.report import Finding, GraphReport, ParityReport
+from mytx.exporter.report.page import MOST_FAILURES, TEMPLATES, parity_page
+from mytx.exporter.report.plots import RunCase, histogram_of, plots_of
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EMPTY = {"meta", "link", "br"}  # elements that have no end
@@ -199,7 +199,7 @@ def test_an_installed_package_has_the_templates() -> None:
 
 
 def test_jinja2_is_loaded_only_for_a_page() -> None:
-    code = "import sys, mytx.exporter.cli, mytx.exporter.report_files; sys.exit('jinja2' in sys.modules)"
+    code = "import sys, mytx.exporter.cli.main, mytx.exporter.report.files; sys.exit('jinja2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -10,10 +10,7 @@ import pytest
 from exported_models import KINDS, build, plain, translation
 
 from mytx.exporter import OptionError
-from mytx.exporter.contract import Axis, Contract, TensorSpec
-from mytx.exporter.graphs import graphs_of
-from mytx.exporter.onnx_checks import few
-from mytx.exporter.plan import (
+from mytx.exporter.cases.plan import (
     LEVELS,
     LONG,
     Case,
@@ -26,6 +23,9 @@ from mytx.exporter.plan import (
     optional_cases,
     padding_mask,
 )
+from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
+from mytx.exporter.graphs.model_graphs import graphs_of
+from mytx.exporter.runtimes.onnx_checks import few
 
 CONTRACTS = {
     f"{kind}: {name}": graph.contract

@@ -10,8 +10,8 @@ from exported_models import KINDS, Exported, build
 from torch import nn
 
 from mytx.exporter import ExportError
-from mytx.exporter.graphs import graphs_of
-from mytx.exporter.program import export_program, pruned
+from mytx.exporter.formats.program import export_program, pruned
+from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.quiet import quiet
 
 

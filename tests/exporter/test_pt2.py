@@ -31,16 +31,16 @@ from torch_files import (
     state,
 )
 
-from mytx.exporter import pt2_format
 from mytx.exporter.errors import BundleError, ExportError, OptionError
-from mytx.exporter.graph import Graph
-from mytx.exporter.graph_modules import GraphModule
-from mytx.exporter.judging import check_interface
-from mytx.exporter.program import export_program
-from mytx.exporter.program_text import is_expression
-from mytx.exporter.pt2_format import ExportedGraph, find_weights, load
+from mytx.exporter.formats.program import export_program
+from mytx.exporter.formats.program_text import is_expression
+from mytx.exporter.formats.pt2 import ExportedGraph, find_weights, load
+from mytx.exporter.formats.table import pt2 as pt2_format
+from mytx.exporter.graphs.graph import Graph
+from mytx.exporter.graphs.modules import GraphModule
+from mytx.exporter.parity.judge import check_interface
 from mytx.exporter.quiet import quiet
-from mytx.exporter.torch_runtime import describe_file
+from mytx.exporter.runtimes.torch_file import describe_file
 from mytx.transformer import MyTransformerEncoderLayer
 
 

@@ -13,9 +13,9 @@ from onnx import numpy_helper
 
 from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
 from mytx.exporter import BundleError, OptionError, open_bundle, verify_bundle
-from mytx.exporter.identities import whole_plan
-from mytx.exporter.manifest import describe_files
-from mytx.exporter.rebuilt import rebuild
+from mytx.exporter.bundle.manifest import describe_files
+from mytx.exporter.bundle.rebuild import rebuild
+from mytx.exporter.cases.identities import whole_plan
 
 GRAPHS = ("encoder", "decoder", "full")
 

@@ -13,10 +13,10 @@ import torch
 from exported_models import KINDS, Exported, build, translation
 from torch import Tensor
 
-from mytx.exporter.compare import PASS, compare_case
-from mytx.exporter.graphs import graphs_of
-from mytx.exporter.plan import make_plan
-from mytx.exporter.reference import compute_references, jittered, measure_more, nudge
+from mytx.exporter.cases.plan import make_plan
+from mytx.exporter.graphs.model_graphs import graphs_of
+from mytx.exporter.parity.compare import PASS, compare_case
+from mytx.exporter.parity.reference import compute_references, jittered, measure_more, nudge
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mytx.exporter.compare import EXACT, FACTOR, FAIL, NOT_JUDGED, PASS, Comparison
-from mytx.exporter.contract import Axis, Contract, TensorSpec
-from mytx.exporter.judging import check_interface, judge
-from mytx.exporter.plan import Case
-from mytx.exporter.report import NO_RESULT, CaseReport, Finding, GraphReport, ParityReport
-from mytx.exporter.runtimes import Description
-from mytx.exporter.verify import Run
+from mytx.exporter.cases.plan import Case
+from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
+from mytx.exporter.parity.compare import EXACT, FACTOR, FAIL, NOT_JUDGED, PASS, Comparison
+from mytx.exporter.parity.judge import check_interface, judge
+from mytx.exporter.parity.report import NO_RESULT, CaseReport, Finding, GraphReport, ParityReport
+from mytx.exporter.parity.verify import Run
+from mytx.exporter.runtimes.runtime import Description
 
 INPUT = TensorSpec("x", "int64", (Axis("batch"), Axis("source")))
 MASK = TensorSpec("mask", "bool", (Axis("batch"), Axis("source")))

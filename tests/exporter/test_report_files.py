@@ -16,11 +16,13 @@ from cli_support import Result, assert_refused, contents, names
 from onnx import numpy_helper
 
 from bundles import copy_of_bundle, edit_manifest, tiny_bundle
-from mytx.exporter import check, pipeline, report_files, verify_bundle
-from mytx.exporter.manifest import describe_files
-from mytx.exporter.report import Finding, ParityReport
-from mytx.exporter.report_files import check_places, write_whole
-from mytx.exporter.stored import read_stored
+from mytx.exporter import pipeline, verify_bundle
+from mytx.exporter import verification as check
+from mytx.exporter.bundle.manifest import describe_files
+from mytx.exporter.parity.report import Finding, ParityReport
+from mytx.exporter.parity.report import files as report_files
+from mytx.exporter.parity.stored import read_stored
+from mytx.exporter.report.files import check_places, write_whole
 
 Run = Callable[..., Result]
 TINY_FILES = ("encoder.onnx", "decoder.onnx", "full.onnx")
@@ -169,7 +171,7 @@ def test_each_case_is_a_line_of_parity_json() -> None:
 def test_a_bundle_that_failed_has_a_page_too_and_junit_names_the_weights(
     folder: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mytx.exporter import onnx_checks
+    from mytx.exporter.runtimes.runtime import onnx_checks
 
     monkeypatch.setattr(onnx_checks, "find_weights", lambda *_: [Finding("weights", "a weight differs")])
     junit = tmp_path / "parity.xml"

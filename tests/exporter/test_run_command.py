@@ -17,10 +17,11 @@ import pytest
 from cli_support import COMMAND, Result, assert_refused, names, run_here, run_process
 
 from bundles import decoding_bundle, tiny_bundle
-from mytx.exporter import open_bundle, partial_output
-from mytx.exporter.decoding import BATCHES
+from mytx.exporter import open_bundle
+from mytx.exporter.decode import partial_output
+from mytx.exporter.decode.partial_output import PartialOutput
+from mytx.exporter.decode.text import BATCHES
 from mytx.exporter.errors import OptionError
-from mytx.exporter.partial_output import PartialOutput
 
 Run = Callable[..., Result]
 LINES = ["abc", "hg", "", "dddd", "a", "gfedcba"] * 20

@@ -9,10 +9,10 @@ import pytest
 import torch
 from exported_models import KINDS, Exported
 
-from mytx.exporter.contract import Axis, Contract, TensorSpec
-from mytx.exporter.eager import Eager
-from mytx.exporter.plan import Array
-from mytx.exporter.runtimes import Composed, Description, OnnxRuntime, RuntimeOptions, run_all
+from mytx.exporter.cases.plan import Array
+from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
+from mytx.exporter.runtimes.eager import Eager
+from mytx.exporter.runtimes.runtime import Composed, Description, OnnxRuntime, RuntimeOptions, run_all
 
 BATCH, SOURCE, TARGET = Axis("batch", traced=2), Axis("source", traced=7), Axis("target", traced=5)
 

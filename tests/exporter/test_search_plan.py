@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from exported_models import couplet, translation
 
-from mytx.exporter.contract import Contract
+from mytx.exporter.cases.identities import whole_plan
+from mytx.exporter.cases.plan import LEVELS, Case
+from mytx.exporter.cases.search_plan import SMALL, in_range, is_small_search, make_search_plan
+from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.errors import OptionError
-from mytx.exporter.graphs import graphs_of
-from mytx.exporter.identities import whole_plan
-from mytx.exporter.plan import LEVELS, Case
-from mytx.exporter.search_plan import SMALL, in_range, is_small_search, make_search_plan
+from mytx.exporter.graphs.model_graphs import graphs_of
 
 CONTRACTS: dict[str, Contract] = {
     f"{kind}, {name}": graphs_of(model)[name].contract

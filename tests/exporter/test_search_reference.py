@@ -12,18 +12,18 @@ import pytest
 import torch
 from exported_models import build
 
-from mytx.exporter.compare import PASS, Expected, compare_case
-from mytx.exporter.contract import Contract
-from mytx.exporter.eager import Eager
-from mytx.exporter.graph import Graph
-from mytx.exporter.graphs import graphs_of
-from mytx.exporter.plan import Array, Case
-from mytx.exporter.report import GraphReport
-from mytx.exporter.runtimes import Description
-from mytx.exporter.search_plan import make_search_plan
-from mytx.exporter.search_reference import endless, measure_search, search_references
-from mytx.exporter.stored import read_stored, select, write_stored
-from mytx.exporter.verify import Run, verify_file
+from mytx.exporter.cases.plan import Array, Case
+from mytx.exporter.cases.search_plan import make_search_plan
+from mytx.exporter.contracts.contract import Contract
+from mytx.exporter.graphs.graph import Graph
+from mytx.exporter.graphs.model_graphs import graphs_of
+from mytx.exporter.parity.compare import PASS, Expected, compare_case
+from mytx.exporter.parity.report import GraphReport
+from mytx.exporter.parity.search_reference import endless, measure_search, search_references
+from mytx.exporter.parity.stored import read_stored, select, write_stored
+from mytx.exporter.parity.verify import Run, verify_file
+from mytx.exporter.runtimes.eager import Eager
+from mytx.exporter.runtimes.runtime import Description
 from mytx.models import Generator
 
 FIRST, SECOND = 4, 5  # ids that score the same in a model of twins

@@ -19,14 +19,16 @@ import torch
 from cli_support import Result, assert_refused, run_here
 
 from bundles import LETTERS, SOUNDS, tiny_model
-from mytx.exporter import BundleError, OptionError, export_bundle, onnx_checks, open_bundle, shared_weights
-from mytx.exporter.formats import PLAIN
-from mytx.exporter.graphs import graphs_of
-from mytx.exporter.lending import lent
-from mytx.exporter.manifest import describe_files
-from mytx.exporter.onnx_stream import read_model, read_values
-from mytx.exporter.rebuilt import rebuild
-from mytx.exporter.shared_weights import PAGE, SMALLEST, WEIGHTS, SharedWeights, shares, write_weights
+from mytx.exporter import BundleError, OptionError, export_bundle, open_bundle
+from mytx.exporter.bundle.manifest import describe_files
+from mytx.exporter.bundle.rebuild import rebuild
+from mytx.exporter.formats.onnx.shared_weights import PAGE, SMALLEST, WEIGHTS, SharedWeights, shares, write_weights
+from mytx.exporter.formats.onnx.stream import read_model, read_values
+from mytx.exporter.formats.table import PLAIN
+from mytx.exporter.formats.table.onnx import shared_weights
+from mytx.exporter.graphs.model_graphs import graphs_of
+from mytx.exporter.parity.lending import lent
+from mytx.exporter.runtimes.runtime import onnx_checks
 from mytx.models import CoupletModel, Model, TranslationModel
 from mytx.models.vocab import Vocabulary
 

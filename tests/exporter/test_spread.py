@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from exported_models import Exported
 
-from mytx.exporter.compare import FAIL, PASS, Expected, compare_values
-from mytx.exporter.identities import whole_plan
-from mytx.exporter.search_reference import search_references
-from mytx.exporter.spread import HIGHEST, LOWEST, Spread, spread_of, tally, together
-from mytx.exporter.stored import read_stored, select, write_stored
+from mytx.exporter.cases.identities import whole_plan
+from mytx.exporter.parity.compare import FAIL, PASS, Expected, compare_values
+from mytx.exporter.parity.search_reference import search_references
+from mytx.exporter.parity.spread import HIGHEST, LOWEST, Spread, spread_of, tally, together
+from mytx.exporter.parity.stored import read_stored, select, write_stored
 
 
 def spread(*errors: float, unit: float = 1.0) -> Spread:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from exported_models import Exported
 
-from mytx.exporter.eager import Eager
-from mytx.exporter.plan import Array, Case, step_cases
-from mytx.exporter.report import GraphReport
-from mytx.exporter.runtimes import Description, OnnxRuntime, Runtime
-from mytx.exporter.verify import Run, composed_runs, unpadded_target, verify_file
+from mytx.exporter.cases.plan import Array, Case, step_cases
+from mytx.exporter.parity.report import GraphReport
+from mytx.exporter.parity.verify import Run, composed_runs, unpadded_target, verify_file
+from mytx.exporter.runtimes.eager import Eager
+from mytx.exporter.runtimes.runtime import Description, OnnxRuntime, Runtime
 
 Change = Callable[[dict[str, Array]], dict[str, Array]]
 

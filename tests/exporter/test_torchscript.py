@@ -26,13 +26,13 @@ from torch_files import (
     state,
 )
 
-from mytx.exporter import torchscript_format
 from mytx.exporter.errors import BundleError, ExportError, OptionError
-from mytx.exporter.formats import ExportOptions
-from mytx.exporter.graph_modules import Encode, GraphModule
+from mytx.exporter.formats.table import ExportOptions
+from mytx.exporter.formats.table import torchscript as torchscript_format
+from mytx.exporter.formats.torchscript import TorchScript, find_weights, load
+from mytx.exporter.graphs.modules import Encode, GraphModule
 from mytx.exporter.quiet import quiet
-from mytx.exporter.torch_runtime import describe_file
-from mytx.exporter.torchscript_format import TorchScript, find_weights, load
+from mytx.exporter.runtimes.torch_file import describe_file
 from mytx.transformer import MyTransformerEncoderLayer
 
 

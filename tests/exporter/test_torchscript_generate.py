@@ -10,18 +10,18 @@ import torch
 from exported_models import build
 from torch_files import found, messages, repack
 
-from mytx.exporter.contract import Contract
-from mytx.exporter.formats import FORMATS, ExportOptions
-from mytx.exporter.graph import Graph
-from mytx.exporter.graphs import graphs_of
-from mytx.exporter.plan import Case
-from mytx.exporter.proving import contract_in, weights_in
+from mytx.exporter.cases.plan import Case
+from mytx.exporter.cases.search_plan import make_search_plan
+from mytx.exporter.contracts.contract import Contract
+from mytx.exporter.formats.table import FORMATS, ExportOptions
+from mytx.exporter.formats.torchscript import TorchScript, load
+from mytx.exporter.graphs.graph import Graph
+from mytx.exporter.graphs.model_graphs import graphs_of
+from mytx.exporter.parity.prove import contract_in, weights_in
+from mytx.exporter.parity.report import GraphReport
+from mytx.exporter.parity.search_reference import search_references
+from mytx.exporter.parity.verify import runs_of, verify_file
 from mytx.exporter.quiet import quiet
-from mytx.exporter.report import GraphReport
-from mytx.exporter.search_plan import make_search_plan
-from mytx.exporter.search_reference import search_references
-from mytx.exporter.torchscript_format import TorchScript, load
-from mytx.exporter.verify import runs_of, verify_file
 from mytx.models import Generator
 
 KNOWN = FORMATS["torchscript"]

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from exported_models import Exported
 
-from mytx.exporter import onnx_checks
-from mytx.exporter.compare import ULP, Expected
-from mytx.exporter.contract import Axis, Contract, TensorSpec
-from mytx.exporter.formats import FORMATS
-from mytx.exporter.plan import Array, Case
-from mytx.exporter.report import Finding, GraphReport
-from mytx.exporter.runtimes import Description
-from mytx.exporter.verify import Run, runs_of, verify_file
+from mytx.exporter.cases.plan import Array, Case
+from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
+from mytx.exporter.formats.table import FORMATS
+from mytx.exporter.parity.compare import ULP, Expected
+from mytx.exporter.parity.report import Finding, GraphReport
+from mytx.exporter.parity.verify import Run, runs_of, verify_file
+from mytx.exporter.runtimes.runtime import Description, onnx_checks
 
 X = TensorSpec("x", "float32", (Axis("batch"), 4))
 Y = TensorSpec("y", "float32", (Axis("batch"), 4))

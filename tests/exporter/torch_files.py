@@ -13,17 +13,17 @@ import torch
 from exported_models import KINDS, build, plain
 from planting import checks
 
-from mytx.exporter.compare import Expected
-from mytx.exporter.contract import Contract
-from mytx.exporter.formats import FORMATS, ExportOptions
-from mytx.exporter.graphs import graphs_of
-from mytx.exporter.identities import whole_plan
-from mytx.exporter.plan import Case, optional_cases
-from mytx.exporter.proving import contract_in
+from mytx.exporter.cases.identities import whole_plan
+from mytx.exporter.cases.plan import Case, optional_cases
+from mytx.exporter.contracts.contract import Contract
+from mytx.exporter.formats.table import FORMATS, ExportOptions
+from mytx.exporter.graphs.model_graphs import graphs_of
+from mytx.exporter.parity.compare import Expected
+from mytx.exporter.parity.prove import contract_in
+from mytx.exporter.parity.reference import compute_references
+from mytx.exporter.parity.report import GraphReport
+from mytx.exporter.parity.verify import runs_of, verify_file
 from mytx.exporter.quiet import quiet
-from mytx.exporter.reference import compute_references
-from mytx.exporter.report import GraphReport
-from mytx.exporter.verify import runs_of, verify_file
 from mytx.models import Model
 
 

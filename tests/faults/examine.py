@@ -13,10 +13,10 @@ from fault import Fault
 from rules import allclose_flags, torch_verify_flags
 from subject import Subject
 
+from mytx.exporter.cases.plan import few_cases
 from mytx.exporter.errors import MytxError
-from mytx.exporter.locate import locate
-from mytx.exporter.plan import few_cases
-from mytx.exporter.report import GraphReport
+from mytx.exporter.locate.places import locate
+from mytx.exporter.parity.report import GraphReport
 
 
 @dataclass(frozen=True)

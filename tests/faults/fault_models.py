@@ -17,13 +17,13 @@ from fault_values import epsilon, positions_repeat
 from subject import Subject
 from torch import Tensor
 
-from mytx.exporter.compare import Expected
-from mytx.exporter.eager import Eager
-from mytx.exporter.graph import Graph
-from mytx.exporter.graph_modules import GraphModule
-from mytx.exporter.reference import compute_references
-from mytx.exporter.runtimes import Composed, Runtime
-from mytx.exporter.verify import Run
+from mytx.exporter.graphs.graph import Graph
+from mytx.exporter.graphs.modules import GraphModule
+from mytx.exporter.parity.compare import Expected
+from mytx.exporter.parity.reference import compute_references
+from mytx.exporter.parity.verify import Run
+from mytx.exporter.runtimes.eager import Eager
+from mytx.exporter.runtimes.runtime import Composed, Runtime
 
 ROUNDING, VALUES = found_by("rounding"), found_by("rounding", "structure")
 

@@ -8,9 +8,9 @@ import numpy as np
 from fault import Fault, found_by
 from subject import Subject
 
-from mytx.exporter.plan import Array
-from mytx.exporter.runtimes import Description, Runtime
-from mytx.exporter.verify import Run
+from mytx.exporter.cases.plan import Array
+from mytx.exporter.parity.verify import Run
+from mytx.exporter.runtimes.runtime import Description, Runtime
 
 Outputs = dict[str, Array]
 Spoil = Callable[[Mapping[str, Array], Outputs], Outputs]

@@ -21,9 +21,9 @@ from planting import (
 from planting_loops import position_moved
 from subject import Subject, in_graph
 
-from mytx.exporter.plan import Array, step_cases
-from mytx.exporter.runtimes import Description, Runtime, Stepped
-from mytx.exporter.verify import Run, composed_runs
+from mytx.exporter.cases.plan import Array, step_cases
+from mytx.exporter.parity.verify import Run, composed_runs
+from mytx.exporter.runtimes.runtime import Description, Runtime, Stepped
 
 VALUES, STRUCTURE = found_by("rounding", "structure"), found_by("structure")
 WEIGHTS = found_by("weights", "rounding", "structure")

@@ -10,8 +10,8 @@ from fault import Fault, found_by
 from subject import Subject
 from torch import Tensor, nn
 
-from mytx.exporter.graph_modules import Encode, Translate
-from mytx.exporter.plan import example
+from mytx.exporter.cases.plan import example
+from mytx.exporter.graphs.modules import Encode, Translate
 from mytx.exporter.quiet import quiet
 
 

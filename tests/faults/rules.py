@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch.onnx._internal.exporter._verification import VerificationInfo
 
-from mytx.exporter.graph import Graph
-from mytx.exporter.plan import Array, example
-from mytx.exporter.runtimes import Runtime
+from mytx.exporter.cases.plan import Array, example
+from mytx.exporter.graphs.graph import Graph
+from mytx.exporter.runtimes.runtime import Runtime
 
 Open = Callable[[], Runtime]
 LARGEST_ABSOLUTE, LARGEST_RELATIVE = 5e-3, 1e-1

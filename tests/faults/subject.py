@@ -15,18 +15,17 @@ import onnx
 from exported_models import Exported
 from onnx import GraphProto, ModelProto
 
-from mytx.exporter import onnx_checks
-from mytx.exporter.compare import Comparison, Expected, compare_case
-from mytx.exporter.contract import Contract
-from mytx.exporter.formats import FORMATS
-from mytx.exporter.graph import Graph
-from mytx.exporter.onnx_reference import OnnxReference
-from mytx.exporter.plan import Case
-from mytx.exporter.reference import compute_references, measure_more
-from mytx.exporter.report import GraphReport
-from mytx.exporter.runtimes import Composed, Runtime, run_all
-from mytx.exporter.search_reference import measure_search
-from mytx.exporter.verify import Run, runs_of, small, unpadded_target, verify_file
+from mytx.exporter.cases.plan import Case
+from mytx.exporter.contracts.contract import Contract
+from mytx.exporter.formats.table import FORMATS
+from mytx.exporter.graphs.graph import Graph
+from mytx.exporter.parity.compare import Comparison, Expected, compare_case
+from mytx.exporter.parity.reference import compute_references, measure_more
+from mytx.exporter.parity.report import GraphReport
+from mytx.exporter.parity.search_reference import measure_search
+from mytx.exporter.parity.verify import Run, runs_of, small, unpadded_target, verify_file
+from mytx.exporter.runtimes.onnx_reference import OnnxReference
+from mytx.exporter.runtimes.runtime import Composed, Runtime, onnx_checks, run_all
 
 ONNX = FORMATS["onnx"]
 COUNTS = 10.0  # noises: what moves the float64 reference by more must be seen in the outputs
@@ -41,7 +40,7 @@ class Subject:
         exported: the model and its honest files, which stay as they are.
         graph: which of them is examined.
         folder: for files with faults; with the graph's own and, for ``full``, those of its halves.
-        plan, expected, runs: as :func:`~mytx.exporter.proving.prove` would make them.
+        plan, expected, runs: as :func:`~mytx.exporter.parity.prove.prove` would make them.
         found: whether the weights of the file are checked.
         reference: whose outputs are right: another graph of the same contract, where the model itself is at fault.
         wrap: what runs are wrapped in, where the runtime is at fault.

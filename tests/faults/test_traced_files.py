@@ -9,7 +9,7 @@ from exported_models import Exported
 from fault_tracing import traced
 from subject import Subject
 
-from mytx.exporter.graph_modules import Decode, Encode, Translate
+from mytx.exporter.graphs.modules import Decode, Encode, Translate
 
 
 @pytest.mark.parametrize(("name", "module"), [("encoder", Encode), ("decoder", Decode), ("full", Translate)])

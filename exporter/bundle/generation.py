@@ -1,0 +1,225 @@
+"""Batches of ids through the graphs that decode: what a search is told, what it gives, who runs it. No torch here.
+
+What the numbers mean is written in :mod:`mytx.models.search`. Letters: ``N`` sentences, ``S`` source length, ``n``
+results of each, ``L`` the longest of them.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..cases.plan import Array
+from ..contracts.contract import Contract
+from ..errors import OptionError
+from ..runtimes.runtime import Runtime
+
+HIGHEST_POWER = math.log(np.finfo(np.float32).max)
+DEFAULT_LENGTH = 256  # as mytx.models.search has it, which needs torch
+DEFAULT_BATCH = 32
+
+Results = tuple[Array, Array, Array]  # tokens [N, n, L], lengths [N, n], scores [N, n]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One result of a search.
+
+    Attributes:
+        ids: without the start and the end id.
+        score: log-probability / (length with the end) ** length_penalty; 0 for an empty source, which is not decoded.
+        text: of the ids; None where the bundle has no vocabulary.
+    """
+
+    ids: tuple[int, ...]
+    score: float
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The results for one input.
+
+    Attributes:
+        hypotheses: best first, as many as were asked for.
+    """
+
+    hypotheses: tuple[Hypothesis, ...]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Of the best."""
+        return self.hypotheses[0].ids
+
+    @property
+    def score(self) -> float:
+        """Of the best."""
+        return self.hypotheses[0].score
+
+    @property
+    def text(self) -> str | None:
+        """Of the best."""
+        return self.hypotheses[0].text
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What a search is told; what each number means is written in :class:`mytx.models.Generator`.
+
+    Attributes:
+        max_length: None is 256, or the number of positions where there are fewer.
+    """
+
+    num_beams: int = 1
+    max_length: int | None = None
+    min_length: int = 0
+    length_penalty: float = 1.0
+    num_hypotheses: int = 1
+
+    def within(self, positions: int, vocabulary: int) -> SearchOptions:
+        """The same for a model with so many positions and target ids, ``max_length`` filled in.
+
+        Raises:
+            OptionError: where a number does not fit: the graphs would bring it into range without a word.
+        """
+        for name in ("num_beams", "min_length", "num_hypotheses"):
+            whole_number(name, getattr(self, name))
+        longest = min(DEFAULT_LENGTH, positions) if self.max_length is None else self.max_length
+        whole_number("max_length", longest)
+        limits = (
+            ("max_length", longest, 1, positions, f"the model has {positions} positions"),
+            ("min_length", self.min_length, 0, longest, f"max_length is {longest}"),
+            ("num_beams", self.num_beams, 1, max(1, vocabulary // 2), f"the target vocabulary has {vocabulary} ids"),
+            ("num_hypotheses", self.num_hypotheses, 1, self.num_beams, f"num_beams is {self.num_beams}"),
+        )
+        for name, value, low, high, why in limits:
+            if not low <= value <= high:
+                raise OptionError(f"{name} is {value}, and {why}", f"choose {low} to {high}")
+        penalty, most = self.length_penalty, HIGHEST_POWER / math.log(max(2, longest))
+        if isinstance(penalty, (str, bytes)) or not hasattr(penalty, "__float__"):
+            raise OptionError(f"length_penalty is {penalty!r}", "give a number")
+        if not 0.0 <= penalty <= most:
+            raise OptionError(
+                f"length_penalty is {penalty}, and scores are divided by length ** length_penalty, a float32",
+                f"choose 0 to {math.floor(most)}; 0.6 to 1 are usual",
+            )
+        return replace(self, max_length=longest)
+
+
+def whole_number(name: str, value: Any) -> int:
+    """``value``, which must be whole.
+
+    Raises:
+        OptionError: where it is not.
+    """
+    if isinstance(value, (bool, np.bool_)):
+        raise OptionError(f"{name} is {value!r}", "give a whole number")
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise OptionError(f"{name} is {value!r}", "give a whole number") from error
+
+
+class Search(Protocol):
+    """What decodes a batch."""
+
+    def __call__(self, src: Array, padding: Array, options: SearchOptions) -> Results:
+        """``src [N, S]`` int64, ``padding [N, S]`` (True = padding) -> tokens, lengths, scores."""
+        ...
+
+
+class GraphSearch:
+    """The whole search in one graph: ``greedy`` or ``generate``."""
+
+    def __init__(self, graph: Runtime, contract: Contract) -> None:
+        self.graph = graph
+        self.contract = contract
+
+    def __call__(self, src: Array, padding: Array, options: SearchOptions) -> Results:
+        """As :class:`Search`; every number that the graph takes is given, whatever its default."""
+        given: dict[str, Array] = {"src": src, "src_key_padding_mask": padding}
+        for spec in self.contract.inputs:
+            if spec.role == "number":
+                given[spec.name] = np.array(getattr(options, spec.name), dtype=spec.dtype)
+        found = self.graph.run(given)
+        return found["tokens"], found["lengths"], found["scores"]
+
+
+class HalvesSearch:
+    """Greedy with ``encoder`` and ``decoder``, for bundles that have nothing better: every step decodes the whole
+    target again. Other than the graphs it adds the log-probabilities up in float64.
+    """
+
+    def __init__(self, encoder: Runtime, decoder: Runtime, ids: dict[str, int]) -> None:
+        self.encoder = encoder
+        self.decoder = decoder
+        self.ids = ids
+
+    def __call__(self, src: Array, padding: Array, options: SearchOptions) -> Results:
+        """As :class:`Search`, with one result for each sentence."""
+        assert options.num_beams == 1
+        assert options.max_length is not None
+        batch, longest, end = len(src), options.max_length, self.ids["eos"]
+        memory = self.encoder.run({"src": src, "src_key_padding_mask": padding})["memory"]
+        alive = np.arange(batch)
+        history = np.full((batch, longest + 1), self.ids["bos"], dtype=np.int64)
+        lengths, scores = np.full((batch, 1), longest), np.zeros((batch, 1))
+        for step in range(longest):
+            tgt = history[alive, : step + 1]
+            logits = self.decoder.run(
+                {
+                    "tgt": tgt,
+                    "memory": memory[alive],
+                    "tgt_key_padding_mask": np.zeros(tgt.shape, dtype=bool),
+                    "memory_key_padding_mask": padding[alive],
+                }
+            )["logits"][:, -1].astype(np.float64)
+            if step < options.min_length:
+                logits[:, end] = -np.inf
+            best = logits.argmax(axis=1)
+            history[alive, step + 1] = best
+            top = logits.max(axis=1)
+            scores[alive, 0] -= np.log(np.exp(logits - top[:, None]).sum(axis=1))
+            ended = best == end
+            lengths[alive[ended]] = step
+            alive = alive[~ended]
+            if not alive.size:
+                break
+        most = int(lengths.max())
+        real = np.arange(most) < lengths
+        tokens = np.where(real, history[:, 1 : most + 1], self.ids["pad"])
+        # One that was cut off has no end that counts.
+        counted = np.minimum(lengths + 1, longest)
+        return tokens[:, None], lengths, scores / counted**options.length_penalty
+
+
+def batches_of(sources: Sequence[Sequence[int]], batch_size: int) -> Iterator[list[int]]:
+    """The places of ``sources`` in batches of like lengths, the longest first: what does not fit is known at once."""
+    order = sorted(range(len(sources)), key=lambda place: -len(sources[place]))
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+def padded(sources: Sequence[Sequence[int]], pad: int) -> tuple[Array, Array]:
+    """Sources that are not empty as ``src [N, S]``, padded on the right, and the mask that says where."""
+    longest = max(map(len, sources))
+    src = np.full((len(sources), longest), pad, dtype=np.int64)
+    padding = np.ones(src.shape, dtype=bool)
+    for row, source in enumerate(sources):
+        src[row, : len(source)] = source
+        padding[row, : len(source)] = False
+    return src, padding
+
+
+def rows_of(results: Results) -> list[list[tuple[tuple[int, ...], float]]]:
+    """For each sentence the ids and scores of its results, best first."""
+    tokens, lengths, scores = results
+    return [
+        [(tuple(ids[:length].tolist()), float(score)) for ids, length, score in zip(*row, strict=True)]
+        for row in zip(tokens, lengths, scores, strict=True)
+    ]

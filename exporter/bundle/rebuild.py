@@ -1,0 +1,161 @@
+"""The model of a bundle, rebuilt from it: for plans that are not stored with it, and to locate faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ...models import Model, load_model
+from ...models.build import empty_model, fill_model
+from ...models.storage import CONFIG, read_config
+from ...transformer import MyTransformer
+from ..cases.plan import Array
+from ..cases.user_cases import read_cases
+from ..contracts.contract import CUSTOM_KIND
+from ..errors import BundleError, OptionError, first_line
+from ..formats.onnx.stream import read_model, read_values
+from ..formats.table import Format
+from ..graphs.exportable import Subject, subject_again, subject_of
+from ..graphs.model_graphs import masks_of
+from ..graphs.user_code import load_weights, make_module
+from ..parity.prove import Request, contract_in, prove
+from ..parity.report import ParityReport
+from ..quiet import quiet
+from .manifest import MODEL, Manifest, weights_sha256
+from .open import Bundle
+
+EXPORT_AGAIN = "export it again, from its checkpoint"
+
+
+def rebuild(bundle: Bundle, factory: str | None = None) -> Subject:
+    """The model that ``bundle`` was made from, with those of its graphs that the bundle has.
+
+    A bundle that failed holds the model itself; of another the weights in its ONNX files are the model's bit for bit.
+
+    Args:
+        bundle: open.
+        factory: ``package.module:build``, where the model is not one of ours: its code is not in the bundle.
+
+    Raises:
+        BundleError: where the bundle does not hold all weights of its graphs, or others than it was made from.
+        OptionError: for a factory where none is needed or none where one is, and for one that does not fit.
+    """
+    manifest = bundle.manifest
+    if (manifest.model["kind"] == CUSTOM_KIND) != (factory is not None):
+        raise OptionError(
+            f"{bundle.folder} holds {'one of the models of mytx' if factory else 'a model of your own'}",
+            "leave out --model" if factory else "say with --model package.module:build what makes it",
+        )
+    if factory is not None:
+        return _rebuild_custom(bundle, factory)
+    if (bundle.folder / MODEL).is_dir():
+        model = load_model(bundle.folder / MODEL)
+    else:
+        model = _from_files(bundle.folder, manifest)
+    contracts = [entry.contract for entry in manifest.graphs.values()]
+    subject = subject_of(model, masks_of(contracts) if isinstance(model, MyTransformer) else None)
+    graphs = {name: graph for name, graph in subject.graphs.items() if name in {item.graph for item in contracts}}
+    return replace(subject, graphs=graphs)
+
+
+def _rebuild_custom(bundle: Bundle, factory: str) -> Subject:
+    module = make_module(factory)
+    state = module.state_dict()
+    saved = bundle.folder / MODEL
+    if saved.is_dir():
+        load_weights(module, saved / "model.safetensors", factory)
+    else:
+        found = _read_weights(bundle.folder, bundle.manifest, state)
+        try:
+            module.load_state_dict(
+                {name: torch.from_numpy(array.copy()) for name, array in found.items()}, strict=False
+            )
+        except RuntimeError as error:
+            raise OptionError(
+                f"{factory} makes a model of other sizes than the one in {bundle.folder}", "name what it was made with"
+            ) from error
+        if set(found) == set(state):
+            _check_weights(bundle.folder, bundle.manifest, found)
+    contracts = [entry.contract for entry in bundle.manifest.of_format("onnx").values()]
+    try:
+        return subject_again(module, bundle.config, contracts)
+    except LookupError as error:
+        raise BundleError(f"{bundle.folder / CONFIG} is damaged", EXPORT_AGAIN) from error
+
+
+def verify_rebuilt(
+    bundle: Bundle,
+    formats: Sequence[Format],
+    level: str,
+    own: Sequence[Path | str],
+    verbose: bool,
+    progress: Callable[[str], None],
+    factory: str | None = None,
+) -> ParityReport:
+    """Verify the files of ``bundle`` against references that are computed anew.
+
+    Args:
+        bundle: open.
+        formats: which of its files.
+        level: of the plan.
+        own: files with a user's own cases.
+        verbose: let the runtimes' own messages through.
+        progress: told what is being done.
+        factory: as for :func:`rebuild`.
+
+    Raises:
+        BundleError: as :func:`rebuild`, and where the graphs are not those that this version makes.
+        OptionError: for a case that fits no graph.
+    """
+    with quiet(verbose):
+        progress("Rebuilding the model")
+        subject = rebuild(bundle, factory)
+        graphs = subject.graphs
+        for known in formats:
+            for name, entry in bundle.manifest.of_format(known.name).items():
+                if contract_in(known, graphs[name]) != entry.contract:
+                    raise BundleError(f"{entry.file} has a contract that this mytx does not make", EXPORT_AGAIN)
+        request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose)
+        names = [known.name for known in formats]
+        with subject.tracing():
+            report, _ = prove(subject.model, graphs, names, bundle.folder, request, progress=progress)
+    return report
+
+
+def _from_files(folder: Path, manifest: Manifest) -> Model:
+    model = empty_model(read_config(folder / CONFIG))
+    wanted = model.state_dict()
+    found = _read_weights(folder, manifest, wanted)
+    if set(found) == set(wanted):
+        _check_weights(folder, manifest, found)
+    missing = {name: torch.zeros(tensor.shape) for name, tensor in wanted.items() if name not in found}
+    given = {name: torch.from_numpy(found.pop(name).copy()) for name in list(found)}
+    try:
+        return fill_model(model, missing | given)
+    except RuntimeError as error:
+        raise BundleError(f"the weights in {folder} do not fit its {CONFIG}", EXPORT_AGAIN) from error
+
+
+def _read_weights(folder: Path, manifest: Manifest, wanted: Collection[str]) -> dict[str, Array]:
+    """Those of the weights ``wanted`` that the ONNX files hold."""
+    found: dict[str, Array] = {}
+    for entry in manifest.of_format("onnx").values():
+        path = folder / entry.file
+        try:
+            _, tensors = read_model(path)
+            for tensor in tensors:
+                if tensor.name in wanted and tensor.name not in found:
+                    found[tensor.name] = read_values(tensor, path)
+        except Exception as error:  # a place in weights.bin that it does not have, say
+            raise BundleError(f"{path} cannot be read: {first_line(error)}", EXPORT_AGAIN) from error
+    if not found:
+        raise BundleError(f"{folder} holds no ONNX files to read the weights from", EXPORT_AGAIN)
+    return found
+
+
+def _check_weights(folder: Path, manifest: Manifest, found: Mapping[str, Array]) -> None:
+    if weights_sha256(found) != manifest.model["weights_sha256"]:
+        raise BundleError(f"the weights in {folder} are not those that it was made from", EXPORT_AGAIN)

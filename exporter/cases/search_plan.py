@@ -1,0 +1,88 @@
+"""The plan of a graph that searches: sources of every kind with every wish. No torch here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..contracts.contract import Contract
+from .plan import LONG, Array, Case, check_level, fill, fit
+
+SMALL = 36  # hypotheses times steps: what slow runtimes are asked to do
+
+# Out of range: an ONNX graph brings it into it.
+_OUTSIDE: tuple[dict[str, float], ...] = (
+    {"max_length": 0, "min_length": 9, "num_beams": 0, "num_hypotheses": 9, "length_penalty": -1},
+    {"max_length": 5, "min_length": -3, "num_beams": 2, "num_hypotheses": 0},
+)
+# Batch, source (0 = the longest that is tried), padding, and what is wished for; other numbers have their defaults.
+_ROWS: tuple[tuple[int, int, str, dict[str, float]], ...] = (
+    (1, 7, "none", {"max_length": 12}),
+    (2, 7, "right", {"max_length": 12, "num_beams": 1, "min_length": 2}),
+    (2, 5, "left", {"max_length": 9, "num_beams": 2, "num_hypotheses": 2, "length_penalty": 0}),
+    (1, 8, "holes", {"max_length": 7, "num_beams": 5, "num_hypotheses": 5, "length_penalty": 0.6}),
+    (2, 4, "whole row", {"max_length": 7, "num_beams": 2, "min_length": 3, "length_penalty": 2}),
+    (1, 1, "none", {"max_length": 1, "num_beams": 3, "num_hypotheses": 3}),
+    (2, 6, "right", {"max_length": 24, "num_beams": 4, "num_hypotheses": 3}),
+    (4, 9, "right", {"max_length": 16, "min_length": 16, "num_beams": 4}),
+    (2, 5, "everything", {"max_length": 6, "num_beams": 2}),
+    (5, 11, "right", {"max_length": 16, "num_beams": 4, "num_hypotheses": 4, "length_penalty": 0}),
+    (7, 3, "left", {"max_length": 16, "num_beams": 2, "length_penalty": 1.5}),
+    (1, 0, "none", {"max_length": 20, "num_beams": 5}),
+    (3, 13, "holes", {"max_length": 24, "min_length": 1, "num_beams": 1}),
+    *((2, 5, "right", wishes) for wishes in _OUTSIDE),
+)
+_QUICK = (0, 1, 2, 3, 4, 6, 9, 13)
+
+
+def make_search_plan(contract: Contract, seed: int = 0, level: str = "standard") -> list[Case]:
+    """The cases for a graph that searches, the same for the same contract, seed and level.
+
+    Raises:
+        OptionError: for another level than those of :data:`~mytx.exporter.cases.plan.LEVELS`.
+    """
+    check_level(level)
+    rows = [(number, row) for number, row in enumerate(_ROWS) if level != "quick" or number in _QUICK]
+    if level == "thorough":
+        rows += [(1000 + number, row) for number, row in enumerate(_ROWS)]
+    return [_case(contract, f"{place:02d}", row, [seed, number]) for place, (number, row) in enumerate(rows)]
+
+
+def _case(contract: Contract, name: str, row: tuple[int, int, str, dict[str, float]], seed: list[int]) -> Case:
+    batch, source, padding, wishes = row
+    group = "range" if wishes in _OUTSIDE else "shapes"
+    if group == "shapes":  # a model with few positions or ids allows less
+        limits = {spec.name: spec.limit for spec in contract.inputs}
+        wishes = {name: min(value, limits.get(name) or value) for name, value in wishes.items()}
+        wishes |= {name: min(value, wishes["max_length"]) for name, value in wishes.items() if name == "min_length"}
+    sizes = {"batch": batch, "source": fit(source or LONG, contract.axes["source"])}
+    rng = np.random.default_rng(seed)
+    inputs: dict[str, Array] = {}
+    for spec in contract.inputs:
+        if spec.role != "number":
+            inputs[spec.name] = fill(spec, sizes, padding, "none", rng)
+        else:
+            inputs[spec.name] = np.array(wishes.get(spec.name, spec.default), dtype=spec.dtype)
+    given = [f"{name} {value:g}" for name, value in wishes.items() if name in inputs]
+    words = [*(f"{name} {size}" for name, size in sizes.items()), f"padding {padding}", *given]
+    return Case(name, inputs, ", ".join(words), group, small=is_small_search(inputs), alone=batch == 1)
+
+
+def in_range(contract: Contract, inputs: dict[str, Any]) -> bool:
+    """Whether a search can do what is wished for as it stands, and need not bring a number into its range."""
+    longest, beams = int(inputs["max_length"]), int(inputs.get("num_beams", 1))
+    limits = {spec.name: spec.limit for spec in contract.inputs}
+    return (
+        1 <= longest <= limits["max_length"]
+        and 0 <= int(inputs["min_length"]) <= longest
+        and 1 <= beams <= limits.get("num_beams", 1)
+        and 1 <= int(inputs.get("num_hypotheses", 1)) <= beams
+        and float(inputs["length_penalty"]) >= 0
+    )
+
+
+def is_small_search(inputs: dict[str, Any]) -> bool:
+    """Whether a slow runtime can be asked for a search."""
+    hypotheses = len(inputs["src"]) * max(1, int(inputs.get("num_beams", 1)))
+    return hypotheses * max(1, int(inputs["max_length"])) <= SMALL

@@ -1,0 +1,295 @@
+"""The commands that export: one for each format, and one for all. Heavy imports are inside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..contracts.contract import GRAPHS
+from ..formats.table import FORMATS
+from .options import (
+    case_option,
+    checkpoint_options,
+    custom_options,
+    json_option,
+    junit_option,
+    plan_option,
+    quiet_option,
+    together,
+    verbose_option,
+)
+from .output import PARITY_FAILED, PASSED, causes, show
+
+if TYPE_CHECKING:
+    from ..graphs.exportable import Subject
+    from ..pipeline import ExportResult
+
+TORCHSCRIPT_IS_DEPRECATED = (
+    "note: PyTorch has deprecated TorchScript; `mytx-export pt2` makes torch.export programs of the same graphs"
+)
+
+export_options = together(
+    click.argument("checkpoint", required=False, type=click.Path(path_type=Path)),
+    click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the bundle."),
+    checkpoint_options,
+    custom_options,
+    click.option(
+        "--component",
+        "components",
+        multiple=True,
+        metavar=f"[{'|'.join(GRAPHS)}]",
+        help="Graph to export. Repeatable.  [all that the model and the format have]",
+    ),
+    click.option(
+        "--masks",
+        help="Mask inputs of a bare MyTransformer: a comma list of its mask arguments, each optionally :bool, :float "
+        "or :3d.  [tgt_mask and the three key padding masks]",
+    ),
+    plan_option,
+    case_option,
+    click.option("--no-verify", is_flag=True, help="Do not check parity; the result says passed: null."),
+    click.option(
+        "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Files to export at the same time."
+    ),
+    click.option("--force", is_flag=True, help="Replace a bundle that is there."),
+    junit_option,
+    json_option,
+    verbose_option,
+    quiet_option,
+)
+onnx_options = together(
+    click.option("--opset", type=int, default=18, show_default=True, help="ONNX opset, 18 to 25."),
+    click.option(
+        "--weights",
+        type=click.Choice(["auto", "inline", "shared"]),
+        default="auto",
+        show_default=True,
+        help="In each ONNX file, or once in weights.bin beside them; auto shares more than 16 MB.",
+    ),
+)
+
+
+@click.command()
+@export_options
+@onnx_options
+def onnx(**options: Any) -> int:
+    """Export CHECKPOINT to ONNX and verify the files in onnxruntime.
+
+    CHECKPOINT is a .pt, .pkl or .safetensors file with a state dict, or a folder that save_model wrote; without one,
+    the demo model that comes with mytx is exported. OUTPUT gets encoder.onnx, decoder.onnx and full.onnx; for a model
+    on ids also a whole decode in one file, greedy.onnx and generate.onnx, and a cached step, prefill.onnx and
+    step.onnx. They are moved there only when they are complete and equal to PyTorch; a bundle that is not goes to
+    OUTPUT.failed.
+
+    A model of your own, whatever it is made of: --model, with a contract of its graphs or with methods encode and
+    decode that take the usual arguments. Its code is imported and run, as by Python.
+
+    \b
+    Examples:
+      mytx-export onnx -o demo-bundle
+      mytx-export onnx model.pt --nhead 8 -o bundle
+      mytx-export onnx model.pt --nhead 8 --reference training.model:build -o bundle
+      mytx-export onnx model.pt --model training.model:build --contract contract.py -o bundle
+    """
+    return _run(["onnx"], **options)
+
+
+@click.command()
+@export_options
+def torchscript(**options: Any) -> int:
+    """Export CHECKPOINT to TorchScript, for libtorch, and verify the files.
+
+    OUTPUT gets encoder.ts.pt, decoder.ts.pt and full.ts.pt, and generate.ts.pt with the whole decode: scripted, not
+    traced, and frozen; every mask may be left out. CHECKPOINT and OUTPUT are as for `mytx-export onnx`. PyTorch has
+    deprecated TorchScript: see `mytx-export pt2`. To open such a file can run code, so open only files that you trust.
+
+    \b
+    Example:
+      mytx-export torchscript model.pt --nhead 8 -o bundle
+    """
+    return _run(["torchscript"], **options)
+
+
+@click.command()
+@export_options
+def pt2(**options: Any) -> int:
+    """Export CHECKPOINT to torch.export programs and verify the files.
+
+    OUTPUT gets encoder.pt2, decoder.pt2 and full.pt2, with free batch and lengths. CHECKPOINT and OUTPUT are as for
+    `mytx-export onnx`. To open such a file can run code, so open only files that you trust.
+
+    \b
+    Example:
+      mytx-export pt2 model.pt --nhead 8 -o bundle
+    """
+    return _run(["pt2"], **options)
+
+
+@click.command("all")
+@export_options
+@onnx_options
+def all_formats(**options: Any) -> int:
+    """Export CHECKPOINT to every format, into one bundle, and verify all files against one reference.
+
+    CHECKPOINT and OUTPUT are as for `mytx-export onnx`.
+
+    \b
+    Example:
+      mytx-export all model.pt --nhead 8 -o bundle --jobs 2
+    """
+    return _run(list(FORMATS), **options)
+
+
+COMMANDS = (onnx, torchscript, pt2, all_formats)
+
+
+def _run(formats: list[str], *, as_json: bool, verbose: bool, quiet: bool, junit: Path | None, **options: Any) -> int:
+    if verbose and quiet:
+        raise click.UsageError("--verbose and --quiet exclude each other.")
+    if junit and options["no_verify"]:
+        raise click.UsageError("--no-verify proves nothing, so there is nothing to write to --junit.")
+    from ..report.files import check_places, refusing, write_export
+    from .terminal import Progress, print_result
+
+    bundles = [options["output"], Path(f"{os.path.realpath(options['output'])}.failed")]
+    read = [options[name] for name in ("checkpoint", "also", "contract", "vocab")]
+    check_places({"--junit": junit}, bundles, [*read, *options["own"]])
+    if "torchscript" in formats and not quiet:
+        click.echo(TORCHSCRIPT_IS_DEPRECATED, err=True)
+    with Progress(shown=not (quiet or verbose)) as progress, refusing(junit, "export"), causes(shown=verbose):
+        progress("Starting PyTorch")
+        result = _export(formats, verbose=verbose, progress=progress, **options)
+    show(result, print_result, as_json, quiet)
+    write_export(result, junit=junit)
+    return PARITY_FAILED if result.passed is False else PASSED
+
+
+def _export(
+    formats: list[str],
+    *,
+    checkpoint: Path | None,
+    also: Path | None,
+    output: Path,
+    factory: str | None,
+    contract: Path | None,
+    reference: str | None,
+    components: tuple[str, ...],
+    masks: str | None,
+    level: str,
+    own: tuple[Path, ...],
+    no_verify: bool,
+    jobs: int,
+    force: bool,
+    verbose: bool,
+    progress: Callable[[str], None],
+    opset: int = 18,
+    weights: str = "auto",
+    **reading: Any,
+) -> ExportResult:
+    from ...models.errors import MytxError
+    from ..bundle.staging import Staging
+
+    if checkpoint and also:
+        raise click.UsageError("CHECKPOINT and --checkpoint are the same: give one.")
+    checkpoint = checkpoint or also
+    _check_custom(factory, contract, reference, checkpoint, no_verify, reading)
+    if factory is None and (unknown := [name for name in components if name not in GRAPHS]):
+        raise click.BadParameter(
+            f"{unknown[0]!r} is not one of {', '.join(map(repr, GRAPHS))}.", param_hint="'--component'"
+        )
+    if checkpoint is None and factory is None:
+        from ...models.demo_files import demo_folder
+
+        checkpoint = demo_folder()
+    with Staging(output, force=force):
+        pass  # an output that cannot be is refused before minutes of work
+    if checkpoint is not None and not checkpoint.exists():  # and a mistyped name before PyTorch is loaded
+        raise MytxError(f"{checkpoint}: no such file", "check the path to the checkpoint")
+    from ..formats.onnx.export import check_opset
+    from ..pipeline import export_bundle
+
+    check_opset(opset)
+    settings: dict[str, Any] = {}
+    if factory is not None:
+        model: Any = _custom(factory, checkpoint, contract, verbose, progress)
+    else:
+        from ...models import Vocabulary, find_vocab, load_checkpoint
+        from ..quiet import quiet
+
+        assert checkpoint is not None
+        progress(f"Loading {checkpoint.name}")
+        model = load_checkpoint(checkpoint, **reading)
+        file = reading["vocab"] or find_vocab(checkpoint)
+        settings["vocabulary"] = Vocabulary.read(file) if file else None
+        if reference is not None:
+            from ..graphs.exportable import subject_of
+            from ..graphs.user_code import load_weights, make_module
+            from ..parity.original import originals
+
+            progress(f"Loading {reference}")
+            with quiet(verbose):
+                module = make_module(reference)
+                load_weights(module, checkpoint, reference)
+                settings["originals"] = originals(module, subject_of(model, masks).graphs, reference)
+    return export_bundle(
+        model,
+        output,
+        formats=formats,
+        components=components,
+        opset=opset,
+        masks=masks,
+        weights=weights,
+        verify=not no_verify,
+        level=level,
+        own=own,
+        jobs=jobs,
+        force=force,
+        verbose=verbose,
+        progress=progress,
+        **settings,
+    )
+
+
+def _check_custom(
+    factory: str | None,
+    contract: Path | None,
+    reference: str | None,
+    checkpoint: Path | None,
+    no_verify: bool,
+    reading: dict[str, Any],
+) -> None:
+    """Refuse what does not go together."""
+    if factory is None and contract is not None:
+        raise click.UsageError("--contract is for --model: what mytx reads has contracts of its own.")
+    if factory is not None and reference is not None:
+        raise click.UsageError("--model is itself the reference: leave out --reference.")
+    if factory is not None and (given := [name for name, value in reading.items() if value not in (None, (), False)]):
+        raise click.UsageError(f"--{given[0].removesuffix('s').replace('_', '-')} is for checkpoints without --model.")
+    if reference is not None and checkpoint is None:
+        raise click.UsageError("--reference needs a CHECKPOINT.")
+    if reference is not None and no_verify:
+        raise click.UsageError("--reference and --no-verify exclude each other.")
+
+
+def _custom(
+    factory: str, checkpoint: Path | None, contract: Path | None, verbose: bool, progress: Callable[[str], None]
+) -> Subject:
+    from ..graphs.exportable import custom_model
+    from ..graphs.inferred import usual_graphs
+    from ..graphs.user_code import described, load_weights, make_module, read_contract
+    from ..quiet import quiet
+
+    progress(f"Making {factory}")
+    with quiet(verbose):
+        module = make_module(factory)
+        if checkpoint is not None:
+            load_weights(module, checkpoint, factory)
+        graphs = read_contract(contract, module) if contract else usual_graphs(module)
+        subject = custom_model(module, graphs, source=factory)
+    for item in graphs if contract is None else ():
+        click.echo(f"{item.contract.graph}: {described(item.contract)}", err=True)
+    return subject

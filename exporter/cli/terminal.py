@@ -1,0 +1,254 @@
+"""What people see: progress on stderr, the table of a result."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+from rich.table import Table
+
+from ..contracts.contract import CACHED
+from ..formats.table import label
+from ..parity.compare import EXACT, FACTOR
+from ..parity.report import EARLIER, REFERENCE, by_file, rank, shown_ratio
+
+if TYPE_CHECKING:
+    from ..decode.bench import BenchResult
+    from ..parity.report import GraphReport
+    from ..pipeline import ExportResult
+    from ..verification import BundleCheck, BundlePlan
+
+WHEREVER = ("place", "weights")  # not a matter of the runtime
+NOT_PROVEN = (
+    "[yellow bold]Not proven.[/] Nothing is known to be wrong, but PyTorch's own float32 is too far off its float64 to "
+    "judge by."
+)
+
+
+class Progress:
+    """Says on stderr what is being done, while it is being done; silent where that is not a terminal."""
+
+    def __init__(self, *, shown: bool = True) -> None:
+        self._status: Status | None = None
+        if shown and sys.stderr and sys.stderr.isatty():  # not what rich thinks: FORCE_COLOR makes no terminal of a log
+            self._status = Console(stderr=True).status("Starting")
+
+    def __enter__(self) -> Progress:
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status:
+            self._status.stop()
+
+    def __call__(self, message: str) -> None:
+        if self._status:
+            self._status.update(f"{escape(message)} …")
+
+
+def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
+    """A table of the graphs, what failed and what was assumed, and the verdict last."""
+    console = Console(stderr=to_stderr, highlight=False)
+    if result.report:
+        console.print(result_table(result.report.graphs))
+        print_findings(console, result.report.graphs)
+    if result.assumed:
+        wraps = console.is_terminal  # at words, for people; elsewhere a line stays a line
+        by_source: dict[str, list[str]] = {}
+        for item in result.assumed:
+            by_source.setdefault(item["source"], []).append(f"{item['name']}={item['value']}")
+        parts = "; ".join(f"{source}: {', '.join(values)}" for source, values in by_source.items())
+        console.print(f"[yellow]Assumed[/], as the checkpoint does not say. {escape(parts)}", soft_wrap=not wraps)
+    total = f"{sum(result.seconds.values()):.0f} s"
+    place = escape(short(result.bundle))
+    if result.passed is None:
+        console.print(f"[yellow bold]Not verified.[/] {place}  ({total})", soft_wrap=True)
+    elif result.passed:
+        console.print(f"[green bold]Passed.[/] {place}  ({total})", soft_wrap=True)
+    elif result.report and result.report.doubted:
+        console.print(
+            f"{NOT_PROVEN} The files are in {place}  ({total})",
+            soft_wrap=not console.is_terminal,
+        )
+    else:
+        console.print(f"[red bold]Parity failed.[/] The files are in {place}  ({total})", soft_wrap=True)
+        if result.report and any(row.runtime.startswith(REFERENCE) and not row.passed for row in result.report.graphs):
+            console.print(
+                "The reference computes something else than what mytx read from the checkpoint: is what was assumed "
+                "right, and --nhead?",
+                soft_wrap=not console.is_terminal,
+            )
+        _offer_locate(console, result.bundle, result.report.graphs if result.report else (), result.factory)
+
+
+def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
+    """The same for a bundle that was verified again."""
+    console = Console(stderr=to_stderr, highlight=False)
+    rows = result.report.graphs
+    console.print(result_table(rows))
+    print_findings(console, rows, rest="with --json, --html or --junit")
+    place = escape(short(result.bundle))
+    if result.report.doubted:
+        verdict = NOT_PROVEN
+    else:
+        verdict = "[green bold]Passed.[/]" if result.passed else "[red bold]Parity failed.[/]"
+    console.print(
+        f"{verdict} {place} is whole, manifest {result.manifest_sha256[:12]}  ({result.seconds:.1f} s)",
+        soft_wrap=not console.is_terminal,
+    )
+    _offer_locate(console, result.bundle, rows, result.factory)
+    if result.stored and any(row.format == "onnx" and not (row.passed or row.doubted) for row in rows):
+        command = f"mytx-export verify {shlex.quote(short(result.bundle))} --plan quick{_model(result.factory)}"
+        console.print(f"Which weight or module: {escape(command)}", soft_wrap=True)
+
+
+def _offer_locate(console: Console, bundle: Path, reports: Sequence[GraphReport], factory: str) -> None:
+    """What to run next, where an ONNX file computes something else than the model, or is optimised into that."""
+    from ..runtimes.runtime import (  # onnxruntime, which most of what is printed needs not
+        LEVELS,
+        OnnxRuntime,
+        RuntimeOptions,
+    )
+
+    off, *on = (OnnxRuntime.label(RuntimeOptions(level=level)) for level in LEVELS)
+    rows = [row for row in reports if row.format == "onnx"]
+    wrong = any("structure" in {finding.check for finding in row.findings} for row in rows if row.graph not in CACHED)
+    unoptimized = {row.graph for row in rows if row.passed and row.runtime == off}
+    optimized = (row for row in rows if row.runtime in on and not row.doubted)
+    by_optimizer = any(not row.passed and row.graph in unoptimized for row in optimized)
+    if wrong or by_optimizer:
+        title = "Where it begins" if wrong else "By which rewrite of onnxruntime's optimiser"
+        command = f"mytx-export locate {shlex.quote(short(bundle))}{_model(factory)}"
+        console.print(f"{title}: {escape(command)}", soft_wrap=True)
+
+
+def _model(factory: str) -> str:
+    """The option that a bundle with a model of the user's own needs."""
+    return f" --model {shlex.quote(factory)}" if factory else ""
+
+
+def short(path: Path) -> str:
+    """``path`` from the current folder, if there is one and that is shorter."""
+    try:
+        return min(os.path.relpath(path), str(path), key=len)
+    except OSError:
+        return str(path)
+
+
+def print_bench(result: BenchResult, *, to_stderr: bool = False) -> None:
+    """A table of the ways to decode, and what was measured."""
+    console = Console(stderr=to_stderr, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("decoded by")
+    for title in ("beams", "tokens/s", "ms a step", "of memory bound", "same ids"):
+        table.add_column(title, justify="right")
+    for row in result.rows:
+        table.add_row(
+            row.name,
+            str(row.beams),
+            f"{row.tokens_per_second:,.0f}",
+            f"{1000 * row.seconds / result.steps:.2f}",
+            "-" if row.share is None else f"{100 * row.share:.0f} %",
+            f"{100 * row.same_ids:.0f} %",
+        )
+    console.print(table)
+    threads = f"{result.threads} threads" if result.threads else "all threads"
+    read = f"; {result.step_bytes / 1e6:,.1f} MB of weights a step" if result.step_bytes else ""
+    console.print(
+        f"Batch {result.batch}, source {result.length}, {result.steps} steps, {threads}, median of {result.rounds}"
+        f"{read}; memory reads {result.bandwidth / 1e9:.1f} GB/s",
+        soft_wrap=True,
+    )
+    for note in result.notes:
+        console.print(f"[yellow]Note:[/] {escape(note)}", soft_wrap=True)
+
+
+def print_plan(plan: BundlePlan, *, to_stderr: bool = False) -> None:
+    """The cases of each graph."""
+    console = Console(stderr=to_stderr, highlight=False)
+    for name, cases in plan.graphs.items():
+        console.print(f"[bold]{escape(name)}[/]  {len(cases)} cases")
+        for case in cases:
+            console.print(f"  {case['name']}  {case['group']:<11}  {escape(case['words'])}", soft_wrap=True)
+
+
+def print_inspection(found: dict[str, Any]) -> None:
+    """What a path is: titles with lines under them, then the command to run next."""
+    console = Console(highlight=False)
+    console.print(f"[bold]{escape(found['title'])}[/]", soft_wrap=True)
+    for title, lines in found["sections"].items():
+        if lines:
+            console.print(f"\n[bold]{escape(title)}[/]")
+        for line in lines:
+            console.print(f"  {escape(line)}", soft_wrap=True)
+    if found["next"]:
+        console.print(f"\n[bold]Next[/]\n  {escape(found['next'])}", soft_wrap=True)
+
+
+def result_table(reports: Sequence[GraphReport]) -> Table:
+    """One row for each file: the worst of all ways that it was run in, in float32 and in float64."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("file")
+    for title in ("ways", "cases", "max error", "worst ratio", "in float64"):
+        table.add_column(title, justify="right")
+    table.add_column("")
+    for (graph, format_name), rows in by_file(reports).items():
+        single = [row for row in rows if row.allowed == FACTOR]
+        double = [row for row in rows if row.allowed != FACTOR]
+        passed, doubted = all(row.passed for row in rows), all(row.passed or row.doubted for row in rows)
+        table.add_row(
+            escape(label(graph, format_name)),
+            str(len(rows)),
+            str(sum(row.cases for row in rows)),
+            _largest([row.max_abs_error for row in single], lambda error: f"{error:.1e}"),
+            _largest([row.worst_ratio for row in single], lambda ratio: f"{shown_ratio(ratio)} of {FACTOR:g}"),
+            _largest([row.worst_ratio for row in double], lambda ratio: f"{shown_ratio(ratio)} of {EXACT:g}"),
+            "[green]passed[/]" if passed else "[yellow]not judged[/]" if doubted else "[red]FAILED[/]",
+        )
+    return table
+
+
+def _largest(numbers: Sequence[float], show: Callable[[float], str]) -> str:
+    """The largest number as it is shown; a dash where there is none, or no number to it."""
+    return show(max(numbers)) if numbers and all(map(math.isfinite, numbers)) else "-"
+
+
+def print_findings(console: Console, reports: Sequence[GraphReport], rest: str = "in parity.json") -> None:
+    """What is wrong with each file: one finding of each kind, and in which runtimes; and where the rest is."""
+    for (graph, format_name), rows in by_file(reports).items():
+        file = escape(label(graph, format_name))
+        kinds: dict[str, tuple[str, list[str]]] = {}
+        total = set[str]()
+        for row in rows:
+            for finding in row.findings:
+                total.add(finding.message)
+                kinds.setdefault(finding.check, (finding.message, []))[1].append(row.runtime)
+        for check in sorted(kinds, key=rank):
+            message, runtimes = kinds[check]
+            ways = list(dict.fromkeys(runtimes))
+            special = any(way.startswith(REFERENCE) or way.endswith(EARLIER) for way in ways)
+            named = check not in WHEREVER and (special or len(ways) < len(rows))
+            where = f" ({', '.join(ways)})" if named else ""
+            text = f"[red]{file}[/], {check}{escape(where)}: {escape(message)}"
+            console.print(text, soft_wrap=not console.is_terminal)
+        notes = list(dict.fromkeys(note for row in rows for note in row.notes))
+        if notes:
+            others = f" (and {len(notes) - 1} more, {rest})" if len(notes) > 1 else ""
+            console.print(
+                f"[yellow]{file}[/], not compared: {escape(notes[0])}{others}", soft_wrap=not console.is_terminal
+            )
+        more = len(total) - len(kinds)
+        if more > 0:
+            console.print(f"[red]… and {more} more[/] of {file}, all {rest}")

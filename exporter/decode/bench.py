@@ -1,0 +1,255 @@
+"""Decoding speed of a bundle, side by side: PyTorch without and with a cache, the step graph, the whole search.
+
+All make the same number of tokens (``min_length`` is ``max_length``, so nothing ends early) from the same sources, and
+take turns, so that what else the machine does hits all of them. Reported are medians.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from ..bundle.generation import Search, SearchOptions, padded
+from ..bundle.open import Bundle
+from ..cases.plan import Array
+from ..contracts.contract import Contract
+from ..errors import OptionError
+from ..formats.onnx.stream import read_model
+from ..runtimes.runtime import OnnxRuntime, check_threads
+
+MOST_SENTENCES = 4096  # at once: more say nothing more, and take all memory
+STREAMED = 1 << 28  # bytes read to measure the memory: more than the caches of most processors
+SEED = 0
+
+Decode = Callable[[], Array]  # tokens [N, steps]
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One way to decode.
+
+    Attributes:
+        name: for people.
+        beams: hypotheses of each sentence.
+        seconds: median of the rounds, for all tokens.
+        tokens_per_second: of all sentences together; with beams, of results.
+        share: of what the memory allows, where that is known; only for one sentence, greedily.
+        same_ids: how many tokens are those of the first way with as many beams, of 1.
+    """
+
+    name: str
+    beams: int
+    seconds: float
+    tokens_per_second: float
+    share: float | None
+    same_ids: float
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """What :func:`bench` measured.
+
+    Attributes:
+        bundle: which.
+        batch, length, steps, threads, rounds: as asked for.
+        step_bytes: of the decoder's weights, all of which a step reads; None where the bundle cannot tell.
+        bandwidth: bytes per second that this machine reads from memory one after the other, in the best round.
+        rows: the ways.
+        notes: what is missing and why.
+    """
+
+    bundle: Path
+    batch: int
+    length: int
+    steps: int
+    threads: int
+    rounds: int
+    step_bytes: int | None
+    bandwidth: float
+    rows: tuple[BenchRow, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values for JSON."""
+        return {**asdict(self), "bundle": str(self.bundle)}
+
+
+def bench(
+    bundle: Bundle,
+    *,
+    batch: int = 1,
+    length: int = 20,
+    steps: int = 40,
+    beams: int = 1,
+    threads: int = 0,
+    rounds: int = 5,
+    progress: Callable[[str], None] = lambda message: None,
+) -> BenchResult:
+    """Measure the ways to decode that ``bundle`` has.
+
+    Args:
+        bundle: open, with as many ``threads``.
+        batch: sentences at once.
+        length: of each, in tokens; their ids are random.
+        steps: tokens made for each.
+        beams: more than 1 adds the searches with so many.
+        threads: of PyTorch and of the measurement of memory; 0 is all cores.
+        rounds: in each of which every way has its turn. One more before them is not counted.
+        progress: told what is being done.
+
+    Raises:
+        OptionError: for sizes that the model does not have.
+        BundleError: where the bundle cannot decode, or was changed.
+    """
+    for name, value in (("batch", batch), ("length", length), ("rounds", rounds)):
+        if value < 1:
+            raise OptionError(f"{name} is {value}", "choose 1 or more")
+    if batch > MOST_SENTENCES:
+        raise OptionError(f"batch is {batch}", f"choose 1 to {MOST_SENTENCES}")
+    check_threads(threads)
+    options = bundle.check_options(SearchOptions(beams, steps, steps))
+    src, padding = _sources(bundle, batch, length)
+    ways, notes = _ways(bundle, src, padding, options, threads, progress)
+    ways = dict(sorted(ways.items(), key=lambda item: item[0][1]))  # greedy first
+    seconds: dict[tuple[str, int], list[float]] = {key: [] for key in ways}
+    found: dict[tuple[str, int], Array] = {}
+    bandwidth = 0.0
+    memory = np.ones(STREAMED // 4, np.float32)
+    for turn in range(rounds + 1):
+        for (name, width), decode in ways.items():
+            progress(f"Round {turn} of {rounds}: {name}")
+            begun = time.perf_counter()
+            found[name, width] = decode()
+            seconds[name, width].append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        read_memory(memory, threads or os.cpu_count() or 1)
+        bandwidth = max(bandwidth, memory.nbytes / (time.perf_counter() - begun))
+    step_bytes = _step_bytes(bundle)
+    first = {key[1]: key for key in reversed(ways)}
+    rows = []
+    for (name, width), times in seconds.items():
+        median = statistics.median(times[1:])
+        rate = batch * steps / median
+        share = rate * step_bytes / bandwidth if step_bytes and batch == 1 and width == 1 else None
+        same = float((found[name, width] == found[first[width]]).mean())
+        rows.append(BenchRow(name, width, median, rate, share, same))
+    if any(row.share is not None and row.share > 1 for row in rows):
+        notes.append("a share above 100 %: the weights stay in the processor's cache, which is faster than the memory")
+    return BenchResult(
+        bundle.folder, batch, length, steps, threads, rounds, step_bytes, bandwidth, tuple(rows), tuple(notes)
+    )
+
+
+def _sources(bundle: Bundle, batch: int, length: int) -> tuple[Array, Array]:
+    """Random ids, the same ones each time."""
+    config = bundle.config
+    if length > config["max_length"]:
+        raise OptionError(f"length is {length}, the model has {config['max_length']} positions", "choose a smaller one")
+    rng = np.random.default_rng(SEED)
+    return padded(rng.integers(0, config["src_vocab_size"], (batch, length)).tolist(), config["pad_id"])
+
+
+def _ways(
+    bundle: Bundle,
+    src: Array,
+    padding: Array,
+    options: SearchOptions,
+    threads: int,
+    progress: Callable[[str], None],
+) -> tuple[dict[tuple[str, int], Decode], list[str]]:
+    """How this bundle can decode here, by name and beams, and what cannot be had."""
+    graphs, notes = bundle.manifest.of_format("onnx"), []
+    ways: dict[tuple[str, int], Decode] = {}
+    if find_spec("torch"):
+        from .bench_torch import torch_ways
+
+        progress("Rebuilding the model in PyTorch")
+        ways |= torch_ways(bundle, src, padding, options, threads)
+    else:
+        notes.append("without PyTorch here, its rows are left out")
+    assert options.max_length is not None
+    if {"prefill", "step"} <= set(graphs):
+        loop = StepLoop(bundle.graph("prefill"), bundle.graph("step"), graphs["step"].contract)
+        ways["step.onnx in a loop", 1] = partial(loop.decode, src, padding, options.max_length)
+    greedy = replace(options, num_beams=1)
+    searches = [("greedy", greedy), ("generate", greedy), ("generate", options)]
+    for name, wanted in searches:
+        if name in graphs:
+            ways[f"{name}.onnx", wanted.num_beams] = partial(_best_of, bundle.search(name), src, padding, wanted)
+    for name in ("prefill", "step", "greedy", "generate"):
+        if name not in graphs:
+            notes.append(f"the bundle has no {name}.onnx: export it with --component {name}")
+    return ways, notes
+
+
+def _best_of(search: Search, src: Array, padding: Array, options: SearchOptions) -> Array:
+    tokens, _, _ = search(src, padding, options)
+    return tokens[:, 0]
+
+
+class StepLoop:
+    """Greedy by ``prefill`` and ``step``, a loop in Python; keys and values stay where the runtime has them."""
+
+    def __init__(self, prefill: OnnxRuntime, step: OnnxRuntime, contract: Contract) -> None:
+        self.prefill = prefill
+        self.step = step
+        self.end = contract.ids["eos"]
+        self.results = [spec.name for spec in contract.outputs]
+
+    def decode(self, src: Array, padding: Array, steps: int) -> Array:
+        """``src [N, S]``, ``padding [N, S]`` -> tokens ``[N, steps]``; the end is never taken."""
+        session, value = self.step.session, self.step.value
+        mask = value(padding)
+        names = [output.name for output in self.prefill.session.get_outputs()]
+        first = self.prefill.session.run_with_ort_values(names, {"src": value(src), "src_key_padding_mask": mask})
+        caches = dict(zip(names, first, strict=True))
+        logits = caches.pop("logits").numpy()
+        tokens = np.empty((len(src), steps), dtype=np.int64)
+        for position in range(steps):
+            logits[:, :, self.end] = -np.inf
+            tokens[:, position] = logits[:, 0].argmax(axis=1)
+            if position == steps - 1:
+                break
+            given = {"tgt": value(tokens[:, position : position + 1].copy()), "src_key_padding_mask": mask, **caches}
+            outputs = dict(zip(self.results, session.run_with_ort_values(self.results, given), strict=True))
+            logits = outputs.pop("logits").numpy()
+            caches |= {name.replace("present_", "past_", 1): kept for name, kept in outputs.items()}
+        return tokens
+
+
+def read_memory(memory: Array, threads: int) -> None:
+    """Read ``memory`` once, each thread its part: nothing is faster than the memory itself."""
+    workers = [threading.Thread(target=part.max) for part in np.array_split(memory, threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def _step_bytes(bundle: Bundle) -> int | None:
+    """Bytes of the weights that every step reads: all of the step graph's matrices and vectors, but of the tables of
+    embeddings and positions only rows. None without that graph.
+    """
+    graphs = bundle.manifest.of_format("onnx")
+    if "step" not in graphs:
+        return None
+    graph, tensors = read_model(bundle.folder / graphs["step"].file)
+    inputs = ((node.op_type, place, name) for node in graph.node for place, name in enumerate(node.input))
+    read = {name for kind, place, name in inputs if (kind, place) != ("Gather", 0)}
+    return sum(
+        math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        for tensor in tensors
+        if tensor.name in read
+    )

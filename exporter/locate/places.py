@@ -1,0 +1,261 @@
+"""Find the module at which an exported ONNX graph leaves the model.
+
+The file runs in float64, node by node, beside the model. Wherever a value of the file is what a module takes or gives,
+the two are compared, and the model's own value takes its place ("teacher forcing"). So every block is fed what the
+model would feed it: what is wrong behind it, it introduces. In a second run nothing is replaced, which shows what is
+passed on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..cases.plan import Array, Case
+from ..errors import BundleError, OptionError
+from ..graphs.graph import Graph
+from ..runtimes.lifting import lift
+from ..runtimes.onnx_reference import NodeError, OnnxReference
+from .capture import OUTPUT, Slot, capture, difference
+from .matching import Check, Forced, Seen, match
+from .scopes import FileScopes, shared_parent
+
+
+@dataclass(frozen=True)
+class Block:
+    """The nodes between the values that are the model's and the one that is not, with the model's values.
+
+    Attributes:
+        nodes: their numbers in the graph; none where a right value is handed to the wrong place.
+        inputs: what the model feeds it, in float64, by the name in the file.
+        expected: what the model gives, in float64.
+        allowance: the error of float32 there.
+    """
+
+    nodes: tuple[int, ...]
+    inputs: dict[str, Array]
+    expected: Array
+    allowance: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value that is not the model's.
+
+    Attributes:
+        module: that introduced it, by its state-dict name; "" is the model's own code outside of all modules.
+        value: its name in the file.
+        node: the node that makes it, and its type.
+        scopes: the modules of the nodes that it was made by, since the last values that were the model's.
+        error: the largest error when the block is fed the model's values: what it introduces.
+        carried: the error there in a free run, with what was passed on; NaN where that run did not get there.
+        allowed: what the error may be.
+        case: where the error is largest by what is allowed: name and words.
+        block: how it came about in that case; None where a node failed.
+    """
+
+    module: str
+    value: str
+    node: str
+    scopes: tuple[str, ...]
+    error: float
+    carried: float
+    allowed: float
+    case: str
+    block: Block | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Located:
+    """What :func:`locate` found.
+
+    Attributes:
+        graph: its name.
+        introduced: in the order of the file; empty where the file computes what the model computes.
+        passed_on: modules that give a wrong value in a free run and introduce none.
+        compared: how many values were compared.
+        unmatched: modules of which no value was found in the file.
+    """
+
+    graph: str
+    introduced: tuple[Place, ...]
+    passed_on: tuple[str, ...]
+    compared: int
+    unmatched: tuple[str, ...]
+
+
+def locate(path: Path, graph: Graph, cases: Sequence[Case]) -> Located:
+    """Find where the ONNX file at ``path`` leaves the model of ``graph``.
+
+    Args:
+        path: the file.
+        graph: of a model in float32 and evaluation mode, which is as it was afterwards.
+        cases: few and small ones, of different lengths, with masks that hide something.
+
+    Raises:
+        BundleError: where the file cannot be read, or takes other inputs.
+        OptionError: for a graph with several outputs.
+    """
+    if len(graph.contract.outputs) != 1:
+        raise OptionError(
+            f"{graph.name} has {len(graph.contract.outputs)} outputs", "locate looks into graphs with one"
+        )
+    try:
+        file = OnnxReference.open(path, lifted=True)
+    except Exception as error:
+        raise BundleError(f"{path} cannot be read: {' '.join(str(error).split())}", "export it again") from error
+    contract = graph.contract
+    taken, meant = list(file.describe().inputs), [spec.name for spec in contract.inputs]
+    if sorted(taken) != sorted(meant):
+        raise BundleError(
+            f"{path.name} takes {', '.join(taken)}, the {contract.graph} graph {', '.join(meant)}",
+            "give the checkpoint and the options that it was exported with",
+        )
+    model = graph.module.model
+    wanted = capture(model, graph, cases)
+    scopes = FileScopes(file.graph, {name for name, _ in model.named_modules()})
+    many = [case.inputs for case in cases]
+
+    outputs = [spec.name for spec in contract.outputs]
+
+    free = Seen(scopes)
+    free_results = file.run_all(many, free)
+    seen = free
+    while True:
+        forced = Forced(scopes, match(scopes, file.varying, seen, wanted, outputs), wanted)
+        results = file.run_all(many, forced)
+        if set(forced.values) <= set(seen.values):
+            break
+        seen = forced  # where the free run stopped, this one got further: more can be matched
+    _compare_outputs(forced, results, outputs)
+    missing = [name for name in outputs if name not in file.describe().outputs]
+    return _report(graph, cases, forced, free, free_results, results, missing)
+
+
+# --- what it means ----------------------------------------------------------------------------------------------------
+
+
+def _compare_outputs(forced: Forced, results: Sequence[Any], names: Sequence[str]) -> None:
+    """Outputs that no node makes from the inputs have not been seen in the run."""
+    for name in names:
+        for case, result in enumerate(results):
+            if isinstance(result, dict) and not any(
+                check.value == name for check in forced.checks if check.case == case
+            ):
+                forced.check(("", 0, OUTPUT), name, None, case, result[name])
+
+
+def _report(
+    graph: Graph,
+    cases: Sequence[Case],
+    forced: Forced,
+    free: Seen,
+    free_results: Sequence[Any],
+    results: Sequence[Any],
+    missing: Sequence[str],
+) -> Located:
+    def carried(check: Check) -> float:
+        found = free.values.get(check.value, {}).get(check.case)
+        if found is None:
+            result = free_results[check.case]
+            found = result.get(check.value) if isinstance(result, dict) else None
+        return math.nan if found is None else difference(found, forced.wanted[check.case][check.slot].values)
+
+    by_value: dict[str, list[Check]] = {}
+    for check in forced.checks:
+        by_value.setdefault(check.value, []).append(check)
+    places: list[tuple[int, Place]] = []
+    off: dict[str, None] = {}
+    for value, checks in by_value.items():
+        bad = [check for check in checks if not check.error <= check.allowed]
+        if bad:
+            worst = max(
+                bad, key=lambda check: (check.error / check.allowed if check.allowed else math.inf, check.error)
+            )
+            words = f"case {cases[worst.case].name} ({cases[worst.case].words})"
+            places.append(_place(forced, worst, value, carried(worst), words, cases[worst.case]))
+        off.update(
+            {check.slot[0]: None for check in checks if check.slot[2] == OUTPUT and carried(check) > check.allowed}
+        )
+    for case, result in zip(cases, results, strict=True):
+        if isinstance(result, Exception):
+            places.append(_failure(forced.scopes, result, f"case {case.name} ({case.words})"))
+    for name in missing:
+        places.append((len(forced.scopes.nodes), Place("", name, "", (), math.inf, math.nan, 0.0, "all cases")))
+    introduced: dict[tuple[str, str], Place] = {}
+    for _, place in sorted(places, key=lambda item: item[0]):
+        introduced.setdefault((place.module, place.value), place)
+    guilty = {place.module for place in introduced.values()}
+    slots = dict.fromkeys(slot[0] for tensors in forced.wanted for slot in tensors if slot[2] == OUTPUT)
+    found = {check.slot[0] for check in forced.checks if check.slot[2] == OUTPUT}
+    return Located(
+        graph=graph.name,
+        introduced=tuple(introduced.values()),
+        passed_on=tuple(module for module in off if module and module not in guilty),
+        compared=len({(check.slot, check.value) for check in forced.checks}),
+        unmatched=tuple(module for module in slots if module not in found),
+    )
+
+
+def _place(forced: Forced, check: Check, value: str, carried: float, words: str, case: Case) -> tuple[int, Place]:
+    scopes = forced.scopes
+    nodes, inputs = _behind(forced, check)
+    tensor = forced.wanted[check.case][check.slot]
+    fed = {
+        name: case.inputs[name] if slot is None else forced.wanted[check.case][slot].values
+        for name, slot in inputs.items()
+        if slot is not None or name in case.inputs
+    }
+    # A module's own output is its own doing. Otherwise it is the code that made the value, or handed it over.
+    module = check.slot[0] or scopes.module_of(nodes, "")
+    if check.reader is not None:
+        readers = {slot[0] for (_, name), slot in forced.matches.taken.items() if name == value} if nodes else {module}
+        module = scopes.module_of(nodes, shared_parent(readers))
+    told = [node for node in nodes if forced.is_content(node)]
+    number = scopes.producer.get(value)
+    nearest = number if number is not None and number in nodes else check.reader
+    place = Place(
+        module=module,
+        value=value,
+        node="" if nearest is None else scopes.describe(nearest),
+        scopes=tuple(dict.fromkeys(scope for node in told or nodes if (scope := scopes.scopes[node][1]) is not None)),
+        error=check.error,
+        carried=carried,
+        allowed=check.allowed,
+        case=words,
+        block=Block(nodes, {name: lift(array) for name, array in fed.items()}, tensor.values, tensor.allowance),
+    )
+    return (nearest if nearest is not None else len(scopes.nodes)), place
+
+
+def _behind(forced: Forced, check: Check) -> tuple[tuple[int, ...], dict[str, Slot | None]]:
+    """The nodes that made a value out of values that were the model's, and those: by name, with what they are."""
+    scopes, matches = forced.scopes, forced.matches
+    nodes: set[int] = set()
+    inputs: dict[str, Slot | None] = {}
+    waiting: list[tuple[str, Slot | None]] = [(check.value, None)]
+    while waiting:
+        name, slot = waiting.pop()
+        number = scopes.producer.get(name)
+        # What was compared before is the model's; the value itself is, where the fault is only that it is read here.
+        known = slot or next(iter(matches.given.get(name, ())), None)
+        if name == check.value and check.reader is None:
+            known = None
+        if known is not None or number is None:
+            inputs[name] = known
+        elif number not in nodes:
+            nodes.add(number)
+            waiting += [(read, matches.taken.get((number, read))) for read in scopes.nodes[number].input if read]
+    return tuple(sorted(nodes)), inputs
+
+
+def _failure(scopes: FileScopes, error: Exception, words: str) -> tuple[int, Place]:
+    if not isinstance(error, NodeError):
+        return len(scopes.nodes), Place("", "", str(error), (), math.inf, math.nan, 0.0, words)
+    number = next(number for number, node in enumerate(scopes.nodes) if node == error.node)
+    module = scopes.scopes[number][1] or ""
+    value = scopes.nodes[number].output[0]
+    return number, Place(module, value, str(error), (module,), math.inf, math.nan, 0.0, words)

@@ -1,0 +1,189 @@
+"""Proof of a bundle's files against the model: references once, then every format in every way that it can be run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..cases.identities import every_case
+from ..cases.plan import Array, Case, few_cases
+from ..contracts.contract import CACHED, Contract
+from ..formats.table import FORMATS, Format
+from ..graphs.graph import Graph
+from ..locate.places import locate
+from ..memory import release_memory
+from ..runtimes.eager import Eager
+from .compare import Expected
+from .lending import lent
+from .reference import compute_references, measure_more
+from .report import Finding, GraphReport, ParityReport
+from .search_reference import endless, measure_search, search_references
+from .stored import BUNDLE_LIMIT, StoredCases, select
+from .verify import Run, composed_runs, runs_of, small, verify_file
+
+Progress = Callable[[str], None]
+Clock = Callable[[str], AbstractContextManager[None]]
+PLAIN = (compute_references, measure_more)
+SEARCH = (search_references, measure_search)
+IDS_SHARE = 0.1  # of the room for stored cases: ids are small
+NO_BATCH = "a sentence alone with the same in a batch, as no dimension is called batch"
+ENDLESS = (
+    "no sentence of the plan ends before it must, so whether the search stops there was not tried: --case gives more"
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to try the files on.
+
+    Attributes:
+        level: of the plan: ``quick``, ``standard`` or ``thorough``.
+        own: a user's own cases, by graph.
+        verbose: let the runtimes' own messages through.
+        originals: by graph, another implementation of the model, in float64.
+    """
+
+    level: str = "standard"
+    own: Mapping[str, Sequence[Case]] | None = None
+    verbose: bool = False
+    originals: Mapping[str, Run] | None = None
+
+
+def prove(
+    model: nn.Module,
+    graphs: Mapping[str, Graph],
+    formats: Sequence[str],
+    folder: Path,
+    request: Request,
+    *,
+    timed: Clock = lambda stage: nullcontext(),
+    progress: Progress = lambda _: None,
+) -> tuple[ParityReport, dict[str, StoredCases]]:
+    """Verify the files of ``graphs`` in ``formats`` at ``folder``.
+
+    Args:
+        model: the truth, in float32 and evaluation mode.
+        graphs: those that have files.
+        formats: names in :data:`~mytx.exporter.formats.table.FORMATS`.
+        folder: of the bundle.
+        request: what to try.
+        timed: a context manager for a stage's name.
+        progress: told what is being done.
+
+    Returns:
+        The report, and the cases to store with the bundle.
+    """
+    reports: list[GraphReport] = []
+    stored: dict[str, StoredCases] = {}
+    shares = {name: IDS_SHARE if graph.contract.searches else 1.0 for name, graph in graphs.items()}
+    for name, graph in graphs.items():  # one after the other: the references of large models are large
+        holding = [FORMATS[item] for item in formats if FORMATS[item].holds(graph.contract)]
+        plan = _plan(graph, request, flexible=any(known.flexible for known in holding), steps="step" in graphs)
+        progress(f"Computing the reference of {name} in PyTorch")
+        compute, more = SEARCH if graph.contract.searches else PLAIN
+        with timed("reference"):
+            references = compute(model, graph, plan)
+        release_memory()
+        measure = partial(more, model, graph, plan, references)
+        with timed("verify"):
+            reports += _prove_eager(graphs, graph, plan, references, (request.originals or {}).get(name))
+            untried = _untried(graph, plan, references)
+            for known in holding:
+                progress(f"Verifying {known.file(name)}")
+                found = _prove_file(graphs, graph, known, folder, plan, references, measure, request.verbose)
+                reports += [replace(report, notes=(*report.notes, *untried)) for report in found]
+                release_memory()
+        rest = BUNDLE_LIMIT - sum(cases.nbytes for cases in stored.values())
+        left = sum(share for other, share in shares.items() if other not in stored)
+        stored[name] = select(plan, references, int(rest * shares[name] / left))
+        del references, measure
+        release_memory(cycles=False)
+    return ParityReport(tuple(reports)), stored
+
+
+def _untried(graph: Graph, plan: Sequence[Case], references: Sequence[Mapping[str, Expected]]) -> list[str]:
+    """What no case of the plan can show."""
+    notes = [ENDLESS] if graph.contract.searches and endless(plan, references) else []
+    return notes + ([NO_BATCH] if graph.contract.custom and "batch" not in graph.contract.axes else [])
+
+
+def _plan(graph: Graph, request: Request, *, flexible: bool, steps: bool) -> list[Case]:
+    own = (request.own or {}).get(graph.name, ())
+    other = graph.flexible if flexible else None
+    return every_case(graph.contract, request.level, own, flexible=other, steps=steps)
+
+
+def contract_in(known: Format, graph: Graph) -> Contract:
+    """What the file of ``graph`` in a format takes and gives."""
+    return graph.flexible if known.flexible else graph.contract
+
+
+def weights_in(known: Format, graph: Graph) -> dict[str, Tensor]:
+    """What the file of ``graph`` in a format must hold, by name: the model's weights, or what is fused of them."""
+    scripted = graph.scripted if known.name == "torchscript" else None
+    return graph.weights() if scripted is None else dict(scripted().state_dict())
+
+
+def _prove_file(
+    graphs: Mapping[str, Graph],
+    graph: Graph,
+    known: Format,
+    folder: Path,
+    plan: Sequence[Case],
+    references: Sequence[Mapping[str, Expected]],
+    measure: Callable[[int], Mapping[str, Expected]],
+    verbose: bool,
+) -> list[GraphReport]:
+    path = folder / known.file(graph.name)
+    weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in weights_in(known, graph).items()}
+    more = {"others": True} if graph.contract.custom else {}
+    found: list[Finding] = known.load_checker().find_weights(path, weights, **more)
+    del weights
+    release_memory()
+    contract = contract_in(known, graph)
+    present = [name for name, item in graphs.items() if known.holds(item.contract)]
+    runs = runs_of(known, contract, present, folder, verbose)
+    with lent(graph.module.model, folder):
+        reports = verify_file(
+            path, contract, plan, references, runs, format_name=known.name, found=found, measure=measure
+        )
+    return [_with_place(report, path, graph, plan) for report in reports] if known.name == "onnx" else reports
+
+
+def _with_place(report: GraphReport, path: Path, graph: Graph, plan: Sequence[Case]) -> GraphReport:
+    """The report on structure, where it failed, with the place at which the file leaves the model."""
+    if graph.name in CACHED or "structure" not in {finding.check for finding in report.findings}:
+        return report
+    try:
+        places = locate(path, graph, few_cases(plan)).introduced
+    except Exception:  # it is a help, and must not hide what was found
+        return report
+    found = [
+        Finding("place", f"{place.module or 'the model itself'} leaves the model first: {place.node}, in {place.case}")
+        for place in places[:1]
+    ]
+    return replace(report, findings=(*report.findings, *found))
+
+
+def _prove_eager(
+    graphs: Mapping[str, Graph],
+    graph: Graph,
+    plan: Sequence[Case],
+    references: Sequence[Mapping[str, Expected]],
+    original: Run | None = None,
+) -> list[GraphReport]:
+    """The identities in PyTorch itself: what does not hold there can hold nowhere. And the ``original``."""
+    whole = Run("PyTorch", lambda path: Eager(graph), small, dimensions=False)
+    runs = [replace(whole, takes=lambda case: case.group == "identities")]
+    if graph.contract.composed:
+        runs += composed_runs(whole, lambda name: Eager(graphs[name]), graph.contract, graphs)
+    asked = [run for run in runs if any(run.takes(case) for case in plan)]
+    asked += [original] if original else []  # with nothing to take it fails
+    with torch.inference_mode():
+        return verify_file(Path(graph.name), graph.contract, plan, references, asked, format_name="eager")

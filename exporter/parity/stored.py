@@ -1,0 +1,144 @@
+"""Reference cases that travel with a bundle, so that it can be verified where there is no PyTorch. No torch here.
+
+As many cases as fit into 5 MB a bundle, small ones first, the reference at seeded positions, and the noise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..cases.plan import Array, Case
+from ..errors import BundleError
+from .compare import Expected
+
+STORED = "reference.npz"
+BUNDLE_LIMIT = 5_000_000
+POSITIONS, LEAST_POSITIONS = 2048, 128  # of all outputs of a case together, and of one at least
+INDEX = "index"
+
+
+@dataclass(frozen=True)
+class StoredCases:
+    """The cases of one graph, with the reference of each, and how many bytes they are, uncompressed."""
+
+    plan: tuple[Case, ...]
+    expected: tuple[Mapping[str, Expected], ...]
+    nbytes: int = 0
+
+
+def select(plan: Sequence[Case], expected: Sequence[Mapping[str, Expected]], limit: int) -> StoredCases:
+    """As many cases as fit into ``limit`` bytes, and one at least: of each group in turn the smallest that is left."""
+    rng = np.random.default_rng(0)
+    thinned = [{name: _thin(output, rng, len(outputs)) for name, output in outputs.items()} for outputs in expected]
+    sizes = [
+        sum(array.nbytes for array in case.inputs.values())
+        + sum(16 * output.values.size for output in outputs.values())
+        for case, outputs in zip(plan, thinned, strict=True)
+    ]
+    turns: dict[int, int] = {}  # of a case: how many of its group are smaller
+    groups = Counter[str]()
+    for number in sorted(range(len(plan)), key=sizes.__getitem__):
+        turns[number] = groups[plan[number].group]
+        groups[plan[number].group] += 1
+    chosen: list[int] = []
+    total = 0
+    for number in sorted(turns, key=lambda number: (turns[number], sizes[number])):
+        if total + sizes[number] <= limit or not chosen:
+            total += sizes[number]
+            chosen.append(number)
+    chosen.sort()
+    return StoredCases(tuple(plan[i] for i in chosen), tuple(thinned[i] for i in chosen), total)
+
+
+def _thin(expected: Expected, rng: np.random.Generator, outputs: int) -> Expected:
+    size = expected.values.size
+    most = max(LEAST_POSITIONS, POSITIONS // outputs)
+    kept = size if expected.ties else min(size, most)  # what ties is told apart by sentences, which must be whole
+    chosen = np.sort(rng.choice(size, kept, replace=False)).astype(np.int64)
+    positions = chosen if expected.positions is None else expected.positions[chosen]
+    scale = float(np.abs(expected.values).max(initial=0.0)) if expected.scale is None else expected.scale
+    values = expected.values.ravel()[chosen]
+    return replace(expected, values=values, positions=positions, shape=expected.full_shape, scale=scale)
+
+
+def write_stored(path: Path, graphs: Mapping[str, StoredCases]) -> None:
+    """Write the cases of all graphs to ``path``."""
+    arrays: dict[str, Array] = {}
+    index: dict[str, Any] = {}
+    for graph, stored in graphs.items():
+        index[graph] = []
+        for case, outputs in zip(stored.plan, stored.expected, strict=True):
+            at = f"{graph}/{case.name}"
+            arrays |= {f"{at}/in/{name}": array for name, array in case.inputs.items()}
+            outputs_about = {}
+            for name, output in outputs.items():
+                assert output.positions is not None
+                arrays[f"{at}/values/{name}"] = output.values
+                arrays[f"{at}/positions/{name}"] = output.positions
+                outputs_about[name] = {"noise": output.noise, "shape": list(output.full_shape), "scale": output.scale}
+                if output.spread:
+                    outputs_about[name]["spread"] = list(output.spread)
+                if output.exact or output.ties:
+                    outputs_about[name] |= {"exact": output.exact, "ties": list(output.ties), "pad": output.pad}
+            about = {
+                "group": case.group,
+                "small": case.small,
+                "alone": case.alone,
+                "inputs": list(case.inputs),
+                "outputs": outputs_about,
+            }
+            index[graph].append({"name": case.name, "words": case.words, **about})
+    arrays[INDEX] = np.frombuffer(json.dumps(index).encode(), dtype=np.uint8)
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def read_stored(path: Path) -> dict[str, StoredCases]:
+    """The cases that :func:`write_stored` wrote, by graph.
+
+    Raises:
+        BundleError: where the file is missing or not of that kind.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            index = json.loads(arrays[INDEX].tobytes())
+            return {graph: _read_graph(arrays, graph, entries) for graph, entries in index.items()}
+    except FileNotFoundError as error:
+        raise BundleError(
+            f"{path.parent} holds no reference cases", "it was exported with --no-verify: export it again without"
+        ) from error
+    except Exception as error:  # zipfile, zlib, numpy and json have a dozen for a file that is damaged
+        raise BundleError(f"{path} is damaged: {error}", "export the bundle again") from error
+
+
+def _read_graph(arrays: Mapping[str, Array], graph: str, entries: list[dict[str, Any]]) -> StoredCases:
+    plan, expected = [], []
+    for entry in entries:
+        at = f"{graph}/{entry['name']}"
+        inputs = {name: arrays[f"{at}/in/{name}"] for name in entry["inputs"]}
+        marks = {"small": entry["small"], "alone": entry.get("alone", False)}  # older bundles have no alone
+        plan.append(Case(entry["name"], inputs, entry["words"], entry["group"], **marks))
+        expected.append(
+            {
+                name: Expected(
+                    arrays[f"{at}/values/{name}"].astype(np.float64),
+                    float(about["noise"]),
+                    arrays[f"{at}/positions/{name}"].astype(np.int64),
+                    tuple(about["shape"]),
+                    float(about["scale"]),
+                    bool(about.get("exact", False)),
+                    tuple(about.get("ties", ())),
+                    about.get("pad"),
+                    tuple(about.get("spread", ())),  # older bundles have none
+                )
+                for name, about in entry["outputs"].items()
+            }
+        )
+    return StoredCases(tuple(plan), tuple(expected))

@@ -1,0 +1,158 @@
+"""Reports in files of their own, ``--junit`` and ``--html``: refused before the work, and moved into place whole.
+
+No torch here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..bundle.manifest import read_manifest
+from ..bundle.staging import is_bundle
+from ..bundle.versions import versions
+from ..errors import OptionError
+from ..parity.report import Finding, GraphReport, ParityReport
+from .junit import junit_xml
+from .page import parity_page
+
+if TYPE_CHECKING:
+    from ..pipeline import ExportResult
+    from ..verification import BundleCheck
+
+
+PREFIX = ".mytx-new-"
+
+
+def check_places(files: Mapping[str, Path | None], bundles: Sequence[Path], inputs: Sequence[Path | None] = ()) -> None:
+    """Check that each of ``files`` can be written, and is no part of a bundle: a bundle must hold nothing else.
+
+    Args:
+        files: by option; None where it is not given.
+        bundles: folders that are bundles, or will be.
+        inputs: files that are read; None where there is none.
+
+    Raises:
+        OptionError: naming the option, where that is not so.
+    """
+    taken = {_real(path): "read" for path in inputs if path is not None}
+    for option, path in files.items():
+        if path is None:
+            continue
+        place = _real(path)
+        folders = [place, *place.parents]
+        inside = next((folder for folder in map(_real, bundles) if folder in folders), None)
+        inside = inside or next((folder for folder in folders if is_bundle(folder)), None)
+        if inside is not None:
+            raise OptionError(
+                f"{option} {path} is in the bundle {inside}, which must hold nothing else", "choose a place outside it"
+            )
+        if place in taken:
+            raise OptionError(f"{option} {path} is {taken[place]} already", f"choose another place for {option}")
+        taken[place] = "written"
+        _check_place(option, path, place)
+
+
+def write_export(result: ExportResult, *, junit: Path | None) -> None:
+    """Write the report on an export.
+
+    Raises:
+        OptionError: where a file cannot be written.
+    """
+    if junit is not None and result.report is not None:
+        write_whole(
+            "--junit", junit, junit_xml(result.report, versions() | {"manifest_sha256": result.manifest_sha256})
+        )
+
+
+def write_check(result: BundleCheck, *, junit: Path | None, html: Path | None) -> None:
+    """Write the reports on a bundle that was verified again.
+
+    Raises:
+        OptionError: where a file cannot be written.
+    """
+    here = versions()
+    if junit is not None:
+        write_whole("--junit", junit, junit_xml(result.report, here | {"manifest_sha256": result.manifest_sha256}))
+    if html is not None:
+        manifest = read_manifest(result.bundle)
+        page = parity_page(result.report, manifest, manifest_sha256=result.manifest_sha256, here=here)
+        write_whole("--html", html, page)
+
+
+@contextlib.contextmanager
+def refusing(junit: Path | None, what: str) -> Iterator[None]:
+    """Where the block ends with an error, a bundle that was changed say, ``what`` is a test that fails: an older file
+    of a run that passed must not be what CI shows.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if junit is not None:
+            words = "interrupted" if isinstance(error, KeyboardInterrupt) else ": ".join(str(error).splitlines())
+            finding = Finding("runtime", words or type(error).__name__)
+            refused = GraphReport(what, "", "refused", 0, 0, 0.0, 0.0, "", False, (finding,))
+            with contextlib.suppress(OptionError):  # the error itself says more
+                write_whole("--junit", junit, junit_xml(ParityReport((refused,)), versions()))
+        raise
+
+
+def write_whole(option: str, path: Path, content: bytes) -> None:
+    """Write a file beside its place and move it there, so that an older one stays whole until then.
+
+    Raises:
+        OptionError: where that fails.
+    """
+    place = _real(path)
+    try:
+        _write(place, content)
+    except OSError as error:
+        raise OptionError(
+            f"{option} {path} cannot be written: {error.strerror}", "free some space, or choose another place"
+        ) from error
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _check_place(option: str, path: Path, place: Path) -> None:
+    hint = f"choose another place for {option}"
+    if place.is_dir():
+        raise OptionError(f"{option} {path} is a folder", f"{option} takes a file")
+    if os.path.lexists(place) and not place.is_file():
+        raise OptionError(f"{option} {path} is not a file", hint)
+    if not place.parent.is_dir():
+        raise OptionError(f"{option} {path}: there is no folder {path.parent}", f"make it, or {hint}")
+    if place.exists() and not os.access(place, os.W_OK):
+        raise OptionError(f"{option} {path} is read-only", f"make it writable, or {hint}")
+    try:
+        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=PREFIX):
+            pass
+    except OSError as error:
+        raise OptionError(f"{option} {path} cannot be written: {error.strerror}", hint) from error
+
+
+def _write(place: Path, content: bytes) -> None:
+    number, name = tempfile.mkstemp(dir=place.parent, prefix=PREFIX)
+    new = Path(name)
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(content)
+        new.chmod(place.stat().st_mode & 0o777 if place.exists() else 0o666 & ~_umask())
+        new.replace(place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+
+
+def _umask() -> int:
+    """What new files may not be; mkstemp gives them to their owner alone, and CI reads them as somebody else."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    return umask

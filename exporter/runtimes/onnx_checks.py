@@ -1,0 +1,52 @@
+"""How ONNX files are checked: in onnxruntime as users run it, and in ``onnx.reference``. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ..cases.plan import Array, Case
+from ..parity.report import Finding
+from ..parity.verify import Run, small, small_shape
+from ..parity.weights import check_weights, weight_findings
+from .onnx_reference import OnnxReference
+from .runtime import OnnxRuntime, RuntimeOptions
+
+# As it comes, and then on one thread and at each level of optimisation: a fault of the optimiser and one of the
+# exporter look different, and some faults need two threads.
+OPTIONS = (
+    RuntimeOptions(),
+    RuntimeOptions(threads=1),
+    RuntimeOptions(level="extended"),
+    RuntimeOptions(level="basic"),
+    RuntimeOptions(level="off"),
+)
+
+
+def check(path: Path) -> None:
+    """To open an ONNX file runs nothing of it: there is nothing to look for before."""
+
+
+def runs(verbose: bool = False) -> list[Run]:
+    """The ways to run an ONNX file; the last one, lifted to float64, is the check of structure."""
+    options = [replace(options, verbose=verbose) for options in OPTIONS]
+    first, *others = (Run(OnnxRuntime.label(each), partial(OnnxRuntime.open, options=each)) for each in options)
+    lifted = partial(OnnxReference.open, lifted=True)
+    return [
+        first,
+        *(replace(run, takes=few) for run in others),
+        Run("onnx.reference", OnnxReference.open, takes=small_shape),
+        Run("onnx.reference, float64", lifted, takes=small, lifted=True),
+    ]
+
+
+def few(case: Case) -> bool:
+    """Whether its other ways are: small cases, long ones alone, and a user's own. On a large model they cost most."""
+    return case.small or case.group == "own" or case.alone
+
+
+def find_weights(path: Path, weights: Mapping[str, Array], *, others: bool = False) -> list[Finding]:
+    """What is wrong with the weights of the file: check 1; ``others`` as for :func:`~.weights.check_weights`."""
+    return weight_findings(path, lambda: check_weights(path, weights, others=others))
