@@ -12,11 +12,11 @@ import torch
 
 from benchmarks.ct2_model import open_ct2, save_ct2, translate_ct2
 from mytx.exporter.bundle.generation import GraphSearch, SearchOptions, padded, rows_of
+from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import ExportOptions
-from mytx.exporter.formats.table.onnx import files as onnx_files
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.quiet import quiet
-from mytx.exporter.runtimes.runtime import OnnxRuntime, RuntimeOptions
+from mytx.exporter.runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
 from mytx.models.sequence import SequenceModel
 
 Ids = list[list[int]]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .parity.report import ParityReport as ParityReport
     from .pipeline import ExportResult as ExportResult
     from .pipeline import export_bundle as export_bundle
-    from .runtimes.runtime import RuntimeOptions as RuntimeOptions
+    from .runtimes.onnxruntime import RuntimeOptions as RuntimeOptions
     from .verification import BundleCheck as BundleCheck
     from .verification import verify_bundle as verify_bundle
 

@@ -25,7 +25,8 @@ from .bundle.manifest import (
 from .bundle.staging import Staging, write_json
 from .bundle.versions import version, versions
 from .bundle.writing import export_files
-from .cases.plan import Array, check_level
+from .cases.case import Array
+from .cases.plan import check_level
 from .cases.user_cases import read_cases
 from .contracts.contract import GRAPHS
 from .errors import OptionError
@@ -35,13 +36,14 @@ from .formats.table import FORMATS, ExportOptions
 from .graphs.exportable import Subject, subject_of
 from .graphs.graph import Graph
 from .graphs.running import evaluating
+from .locate.places import explained
 from .memory import release_memory
-from .parity.prove import Request, contract_in, prove
+from .parity.prove import Request, contract_of_file, prove
 from .parity.report import ParityReport
 from .parity.stored import STORED, write_stored
-from .parity.verify import Run
 from .quiet import quiet
 from .report.page import PAGE, parity_page
+from .runtimes.run import Run
 
 Progress = Callable[[str], None]
 
@@ -168,6 +170,7 @@ def export_bundle(
             report, stored = prove(
                 subject.model, graphs, formats, staging.path, request, timed=timed, progress=progress
             )
+            report = explained(report, graphs, staging.path)
             write_stored(staging.path / STORED, stored)
         passed = report.passed if report else None
         if passed is False:  # so that `locate` has the truth to hold the files against
@@ -241,7 +244,7 @@ def _describe(
         },
         files=describe_files(folder),
         graphs={
-            known.file(name): describe_graph(folder / known.file(name), known.name, contract_in(known, graph))
+            known.file(name): describe_graph(folder / known.file(name), known.name, contract_of_file(known, graph))
             for known in map(FORMATS.__getitem__, formats)
             for name, graph in graphs.items()
             if known.holds(graph.contract)

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from ..models import Model
 from ..transformer import MyTransformer
 from .bundle.open import open_bundle
+from .cases.case import Array, Case
 from .cases.identities import whole_plan
-from .cases.plan import Array, Case
 from .cases.user_cases import own_case
-from .cli.terminal import print_findings, result_table
 from .contracts.contract import CUSTOM, CUSTOM_KIND, Axis, Contract, TensorSpec
 from .contracts.declare import CustomGraph
 from .errors import BundleError, OptionError
@@ -32,14 +31,16 @@ from .graphs.modules import GraphModule
 from .graphs.running import evaluating, kept_buffers, run_model
 from .graphs.user_code import check_float32
 from .graphs.user_model import tensors_of
+from .locate.places import explained
 from .parity.prove import Request, prove
 from .parity.reference import compute_references
 from .parity.report import Finding, ParityReport
 from .parity.verify import verify_file
-from .parity.weights import compare_weights
+from .parity.weight_values import compare_weights
 from .quiet import quiet
-from .runtimes.onnx_checks import runs as onnx_runs
-from .runtimes.runtime import OnnxRuntime
+from .report.text import print_findings, result_table
+from .runtimes.onnx_runs import runs as onnx_runs
+from .runtimes.onnxruntime import OnnxRuntime
 
 Inputs = Mapping[str, Any]
 WIDTH = 120  # of the message, in characters
@@ -112,7 +113,7 @@ def _bundle(path: Path, module: nn.Module, contract: Any, level: str) -> ParityR
     graphs = {name: subject.graphs[name] for name in contracts}
     with subject.tracing():
         report, _ = prove(subject.model, graphs, ["onnx"], path, Request(level))
-    return report
+        return explained(report, graphs, path)
 
 
 def _file(path: Path, module: nn.Module, contract: Any, level: str) -> ParityReport:

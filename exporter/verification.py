@@ -17,7 +17,9 @@ from .errors import BundleError, OptionError
 from .formats.table import FORMATS, Format
 from .parity.report import EARLIER, GraphReport, ParityReport
 from .parity.stored import STORED, read_stored
-from .parity.verify import runs_of, verify_file
+from .parity.verify import verify_file
+from .quiet import quiet
+from .runtimes.run import check_file, runs_of
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,12 @@ def verify_bundle(
     chosen = _formats(bundle, formats)
     for known in chosen:
         for entry in bundle.manifest.of_format(known.name).values():
-            known.load_checker().check(bundle.folder / entry.file)
+            check_file(known, bundle.folder / entry.file)
     by_cases = level is None and not own and factory is None
     if by_cases:
         report = _verify_stored(bundle, chosen, verbose, progress)
     else:
-        from .bundle.rebuild import verify_rebuilt  # the one that needs torch
-
-        report = verify_rebuilt(bundle, chosen, level or "standard", own, verbose, progress, factory)
+        report = _verify_rebuilt(bundle, chosen, level or "standard", own, verbose, progress, factory)
     digest = sha256(bundle.folder / MANIFEST)
     seconds = round(time.perf_counter() - start, 3)
     source = str(bundle.config.get("source", "")) if bundle.manifest.model["kind"] == CUSTOM_KIND else ""
@@ -212,3 +212,32 @@ def _verify_stored(
             path = bundle.folder / entry.file
             reports += verify_file(path, entry.contract, cases.plan, cases.expected, runs, format_name=known.name)
     return ParityReport(tuple(reports))
+
+
+def _verify_rebuilt(
+    bundle: Bundle,
+    formats: Sequence[Format],
+    level: str,
+    own: Sequence[Path | str],
+    verbose: bool,
+    progress: Callable[[str], None],
+    factory: str | None,
+) -> ParityReport:
+    """Against references that are computed anew, from the model's weights in the bundle: this needs PyTorch."""
+    from .bundle.rebuild import EXPORT_AGAIN, rebuild
+    from .locate.places import explained
+    from .parity.prove import Request, contract_of_file, prove
+
+    with quiet(verbose):
+        progress("Rebuilding the model")
+        source = rebuild(bundle, factory)
+        graphs = source.graphs
+        for known in formats:
+            for name, entry in bundle.manifest.of_format(known.name).items():
+                if contract_of_file(known, graphs[name]) != entry.contract:
+                    raise BundleError(f"{entry.file} has a contract that this mytx does not make", EXPORT_AGAIN)
+        request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose)
+        names = [known.name for known in formats]
+        with source.tracing():
+            report, _ = prove(source.model, graphs, names, bundle.folder, request, progress=progress)
+            return explained(report, graphs, bundle.folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,136 +15,79 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ["transformer", "models", "exporter"]  # each may import those before it
 FILES = {package: sorted((ROOT / package).glob("**/*.py")) for package in PACKAGES}
 
-# Inside exporter: a module may import those of a lower rank. A new module takes its place here.
-RANKS = [
-    {
-        "contracts.contract",
-        "errors",
-        "locate.scopes",
-        "graphs.modules",
-        "memory",
-        "search.nodes",
-        "cli.options",
-        "graphs.precision",
-        "formats.program_text",
-        "quiet",
-        "parity.report",
-        "parity.spread",
-        "bundle.typed",
-        "bundle.versions",
-    },
-    {
-        "formats.table",
-        "graphs.graph",
-        "decode.lines",
-        "search.rounds",
-        "cases.masks",
-        "formats.onnx.shared_weights",
-        "formats.torch_archive",
-    },
-    {"contracts.declare", "cli.output", "cases.plan"},
-    {
-        "parity.compare",
-        "graphs.decode_graphs",
-        "graphs.user_code",
-        "report.junit",
-        "parity.lending",
-        "runtimes.lifting",
-        "search.loops",
-        "formats.onnx.stream",
-        "formats.program",
-        "runtimes.runtime",
-        "cases.search_plan",
-    },
-    {
-        "bundle.generation",
-        "graphs.model_graphs",
-        "cases.identities",
-        "parity.judge",
-        "bundle.manifest",
-        "graphs.running",
-        "formats.onnx.export",
-        "runtimes.onnx_reference",
-        "cases.user_cases",
-        "report.plots",
-        "locate.rewrites",
-        "parity.stored",
-        "parity.weights",
-    },
-    {"graphs.user_model"},
-    {"runtimes.eager", "report.page", "parity.reference", "graphs.exportable", "graphs.inferred", "parity.verify"},
-    {
-        "bundle.staging",
-        "locate.capture",
-        "runtimes.onnx_checks",
-        "formats.onnx.compose",
-        "locate.optimizer",
-        "parity.original",
-        "parity.search_reference",
-        "runtimes.torch_file",
-    },
-    {
-        "bundle.writing",
-        "locate.matching",
-        "formats.onnx.files",
-        "bundle.open",
-        "decode.partial_output",
-        "formats.pt2",
-        "report.files",
-        "formats.torchscript",
-    },
-    {"decode.text", "locate.places"},
-    {"parity.prove", "locate.reproduction"},
-    {"pipeline", "bundle.rebuild"},
-    {"decode.bench_torch", "verification", "bundle.inspection", "locate.bundle"},
-    {"decode.bench"},
-    {"cli.terminal"},
-    {"cli.located", "testing"},
-    {"cli.bench", "cli.bundle", "cli.export", "cli.run"},
-    {"cli.main"},
-]
-RANK = {module: rank for rank, modules in enumerate(RANKS) for module in modules}
+# Inside exporter: packages, and modules that stand beside them. Each may import those before it, never those behind it.
+ROOMS = (
+    "errors",
+    "quiet",
+    "memory",
+    "contracts",
+    "cases",
+    "graphs",
+    "search",
+    "formats",
+    "runtimes",
+    "parity",
+    "bundle",
+    "locate",
+    "report",
+    "decode",
+    "pipeline",
+    "verification",
+    "testing",
+    "cli",
+)
 
 # What must start without PyTorch: it runs where a bundle does.
 WITHOUT_TORCH = [
-    "decode.bench",
+    "bundle.generation",
+    "bundle.inspection",
+    "bundle.integrity",
+    "bundle.manifest",
+    "bundle.open",
     "bundle.staging",
-    "verification",
-    "parity.compare",
+    "bundle.typed",
+    "cases.case",
+    "cases.identities",
+    "cases.masks",
+    "cases.plan",
+    "cases.search_plan",
+    "cases.user_cases",
+    "cli.located",
+    "cli.terminal",
+    "contracts",
     "contracts.contract",
     "contracts.declare",
-    "decode.text",
-    "locate.scopes",
-    "formats.table",
-    "bundle.generation",
-    "cases.identities",
-    "parity.judge",
-    "report.junit",
-    "runtimes.lifting",
+    "decode.bench",
     "decode.lines",
-    "bundle.manifest",
-    "runtimes.onnx_checks",
-    "runtimes.onnx_reference",
-    "cases.masks",
-    "bundle.open",
-    "locate.optimizer",
-    "cases.user_cases",
-    "report.page",
-    "report.plots",
     "decode.partial_output",
-    "cases.plan",
-    "parity.report",
-    "locate.rewrites",
-    "report.files",
-    "runtimes.runtime",
+    "decode.text",
     "formats.onnx.shared_weights",
+    "formats.table",
+    "locate.optimizer",
+    "locate.rewrites",
+    "locate.scopes",
+    "parity.compare",
+    "parity.judge",
+    "parity.onnx_weights",
+    "parity.report",
     "parity.spread",
     "parity.stored",
-    "cli.terminal",
-    "cli.located",
-    "bundle.typed",
     "parity.verify",
+    "parity.weight_values",
     "parity.weights",
+    "report.files",
+    "report.junit",
+    "report.page",
+    "report.plots",
+    "report.text",
+    "runtimes.composed",
+    "runtimes.lifting",
+    "runtimes.onnx_reference",
+    "runtimes.onnx_runs",
+    "runtimes.onnxruntime",
+    "runtimes.run",
+    "runtimes.runtime",
+    "verification",
 ]
 
 
@@ -152,8 +96,8 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imported(path: Path, tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Package and module of everything of ours that a file imports, in functions too."""
-    inside = [path.relative_to(ROOT).parts[0], *path.relative_to(ROOT).with_suffix("").parts[1:-1]]
+    """Package and dotted name below it of everything of ours that a file imports: in functions and for types, too."""
+    inside = ["mytx", *path.relative_to(ROOT).with_suffix("").parts[:-1]]
     for node in ast.walk(tree):
         names: list[list[str]] = []
         if isinstance(node, ast.Import):
@@ -161,19 +105,26 @@ def imported(path: Path, tree: ast.AST) -> Iterator[tuple[str, str]]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             names = [[*(node.module or "").split("."), alias.name] for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = ["mytx", *inside][: len(inside) + 2 - node.level]
+            base = inside[: len(inside) + 1 - node.level]
             names = [[*base, *(node.module.split(".") if node.module else []), alias.name] for alias in node.names]
         for name in names:
             if name[0] == "mytx":
-                yield name[1], name[2] if len(name) > 2 else ""
+                yield name[1], ".".join(name[2:])
 
 
-def without_annotations(tree: ast.Module) -> ast.Module:
-    """The module without what is imported for type checkers only."""
-    tree.body = [
-        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
-    ]
-    return tree
+def dotted(path: Path) -> str:
+    """The name of a module below its package: ``parity.compare``; of a package its own: ``parity``."""
+    parts = path.relative_to(ROOT).with_suffix("").parts[1:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {dotted(path): path for path in FILES["exporter"]}
+
+
+def modules_in(path: Path) -> set[str]:
+    """The modules of exporter that a file of it imports."""
+    found = {name for package, name in imported(path, parsed(path)) if package == "exporter"}
+    return {name if name in MODULES else name.rpartition(".")[0] for name in found}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -187,18 +138,29 @@ def test_a_package_imports_only_those_below_it(package: str) -> None:
     assert seen > 5
 
 
-def test_every_module_of_the_exporter_has_a_rank() -> None:
-    assert sum(len(modules) for modules in RANKS) == len(RANK)
-    assert set(RANK) == {path.stem for path in FILES["exporter"]} - {"__init__"}
+def test_every_package_of_the_exporter_has_a_place_in_the_order() -> None:
+    assert set(ROOMS) == {name.partition(".")[0] for name in MODULES} - {""}
 
 
-@pytest.mark.parametrize("path", FILES["exporter"], ids=lambda path: path.stem)
-def test_a_module_of_the_exporter_imports_only_lower_ranks(path: Path) -> None:
-    if path.stem == "__init__":
-        return
-    for package, module in imported(path, without_annotations(parsed(path))):
-        if package == "exporter":
-            assert RANK[module] < RANK[path.stem], f"{path.stem} imports {module}"
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_package_of_the_exporter_imports_only_those_before_it(room: str) -> None:
+    allowed = set(ROOMS[: ROOMS.index(room) + 1])
+    for name, path in MODULES.items():
+        if name.partition(".")[0] == room:
+            for other in modules_in(path):
+                assert other.partition(".")[0] in allowed, f"{name} imports {other}"
+
+
+def test_no_modules_of_the_exporter_import_each_other() -> None:
+    imports = {name: modules_in(path) - {name, ""} for name, path in MODULES.items() if name}
+    assert len(list(graphlib.TopologicalSorter(imports).static_order())) == len(imports)  # raises for a cycle
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if room in {path.parent.name for path in FILES["exporter"]}])
+def test_a_package_of_the_exporter_says_what_it_is_for_and_what_it_imports(room: str) -> None:
+    words = ast.get_docstring(parsed(ROOT / "exporter" / room / "__init__.py")) or ""
+    assert "mport" in words
+    assert len(words.splitlines()) > 2
 
 
 def exporter_uses(tree: ast.AST) -> Iterator[ast.AST]:
@@ -217,9 +179,8 @@ def exporter_uses(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def test_torchs_exporters_are_named_in_one_module_each() -> None:
-    homes = {path.stem for path in FILES["exporter"] if any(exporter_uses(parsed(path)))}
-    assert "onnx_format" in homes
-    assert homes <= {"onnx_format", "torchscript_format"}
+    homes = {name for name, path in MODULES.items() if any(exporter_uses(parsed(path)))}
+    assert homes == {"formats.onnx.export", "formats.torchscript"}
 
 
 @pytest.mark.parametrize("package", ["transformer", "models"])
@@ -256,12 +217,12 @@ def test_the_search_for_torchs_exporters_finds_every_spelling(source: str, found
     ("source", "found"),
     [
         ("from ..models import Model", ("models", "Model")),
-        ("from ..models.errors import MytxError", ("models", "errors")),
-        ("from .plan import Case", ("exporter", "plan")),
+        ("from ..models.errors import MytxError", ("models", "errors.MytxError")),
+        ("from .plan import Case", ("exporter", "plan.Case")),
         ("from . import plan", ("exporter", "plan")),
         ("import mytx.models.vocab", ("models", "vocab")),
         ("from mytx.transformer import MyTransformer", ("transformer", "MyTransformer")),
-        ("def f():\n    from .cli import main", ("exporter", "cli")),
+        ("def f():\n    from .cli import main", ("exporter", "cli.main")),
     ],
 )
 def test_the_search_for_imports_finds_every_spelling(source: str, found: tuple[str, str]) -> None:

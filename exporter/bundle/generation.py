@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..cases.plan import Array
+from ..cases.case import Array
 from ..contracts.contract import Contract
 from ..errors import OptionError
 from ..runtimes.runtime import Runtime
@@ -223,3 +223,15 @@ def rows_of(results: Results) -> list[list[tuple[tuple[int, ...], float]]]:
         [(tuple(ids[:length].tolist()), float(score)) for ids, length, score in zip(*row, strict=True)]
         for row in zip(tokens, lengths, scores, strict=True)
     ]
+
+
+def several(inputs: Sequence[str] | Sequence[Sequence[int]]) -> list[str | Sequence[int]]:
+    """What was given as a list, if it is one of texts or of lists of ids."""
+    if isinstance(inputs, str):
+        raise OptionError("one text was given", "give a list of texts: [text]")
+    items: list[str | Sequence[int]] = list(inputs)
+    if not items:
+        raise OptionError("no inputs were given", "give at least one text, or the ids of one")
+    if any(not hasattr(item, "__len__") and not hasattr(item, "__iter__") for item in items):
+        raise OptionError("numbers were given where a list of texts or of lists of ids is expected", "give [ids]")
+    return items

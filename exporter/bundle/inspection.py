@@ -8,7 +8,8 @@ from typing import Any
 
 from ..errors import MytxError
 from ..formats.table import FORMATS
-from .manifest import MANIFEST, GraphEntry, check_files, read_manifest
+from .integrity import check_files
+from .manifest import MANIFEST, GraphEntry, read_manifest
 
 
 def inspect_path(path: Path, keys: tuple[str, ...] = ()) -> dict[str, Any]:

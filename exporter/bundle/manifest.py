@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..cases.case import Array
 from ..contracts.contract import Contract
 from ..errors import BundleError
-from ..formats.onnx.stream import read_header, read_model
+from ..formats.onnx.stream import read_header
 from ..formats.table import FORMATS
 from .typed import fits
 
-Array = NDArray[np.generic]
 MANIFEST = "manifest.json"
 MODEL = "model"  # in a bundle that failed: the model that it was made from
 FORMAT = 1
-GRAPH_FILES = tuple(known.file("") for known in FORMATS.values())  # what their names end with
 REBUILD = "export it again, or copy it again from where it came"
 
 
@@ -181,70 +177,3 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
-
-
-def check_files(folder: Path, manifest: Manifest) -> None:
-    """Check that the bundle is what its manifest says: each file there, unchanged, a regular file with one link inside
-    the bundle; no file more; weights outside of a graph's file among the files listed.
-
-    Raises:
-        BundleError: naming what is wrong.
-    """
-    listed = {entry.path: entry for entry in manifest.files}
-    graph_files = [entry.file for entry in manifest.graphs.values()]
-    onnx_files = [entry.file for entry in manifest.graphs.values() if entry.format == "onnx"]
-    for path in [*listed, *graph_files]:
-        _check_path(path)
-    problems = [f"{path} is not listed in the manifest" for path in graph_files if path not in listed]
-    present = dict(_walk(folder))
-    problems += [problem for path, status in present.items() if (problem := _irregular(path, status))]
-    problems += [f"{path} is missing" for path in listed if path not in present]
-    problems += [f"{path} is of no graph" for path in listed if path.endswith(GRAPH_FILES) and path not in graph_files]
-    problems += [f"{path} is not listed in the manifest" for path in present if path not in listed and path != MANIFEST]
-    if not problems:  # only now is it safe to read
-        problems += [problem for path, entry in listed.items() if (problem := _changed(folder / path, entry))]
-    if not problems:
-        problems += [problem for path in onnx_files for problem in _external_problems(folder / path, set(listed))]
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise BundleError(f"{folder}: {problems[0]}{more}", REBUILD)
-
-
-def _check_path(path: str) -> None:
-    pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts or "\\" in path or ":" in path or str(pure) != path:
-        raise BundleError(
-            f"the manifest names {path!r}, which is not a path inside the bundle", "do not use this bundle"
-        )
-
-
-def _walk(folder: Path) -> Iterable[tuple[str, os.stat_result]]:
-    for entry in sorted(folder.rglob("*")):
-        status = entry.lstat()
-        if not stat.S_ISDIR(status.st_mode):
-            yield entry.relative_to(folder).as_posix(), status
-
-
-def _irregular(path: str, status: os.stat_result) -> str:
-    if stat.S_ISLNK(status.st_mode):
-        return f"{path} is a symbolic link"
-    if not stat.S_ISREG(status.st_mode):
-        return f"{path} is not a regular file"
-    return f"{path} is a hard link: it has {status.st_nlink} names" if status.st_nlink > 1 else ""
-
-
-def _changed(path: Path, entry: FileEntry) -> str:
-    size = path.stat().st_size
-    if size != entry.bytes:
-        return f"{entry.path} has {size} bytes, the manifest says {entry.bytes}"
-    return "" if sha256(path) == entry.sha256 else f"{entry.path} has changed: its SHA-256 is not the manifest's"
-
-
-def _external_problems(path: Path, listed: set[str]) -> list[str]:
-    """Weights outside of the file: they must be in files that were checked."""
-    try:
-        _, tensors = read_model(path)
-        places = {item.value for tensor in tensors for item in tensor.external_data if item.key == "location"}
-    except Exception as error:
-        return [f"{path.name} is not ONNX: {type(error).__name__}: {error}"]
-    return [f"{path.name} has weights in {place!r}, which is not listed" for place in sorted(places - listed)]

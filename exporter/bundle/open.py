@@ -11,7 +11,7 @@ from typing import Any
 from ...models.vocab import Vocabulary
 from ..contracts.contract import CUSTOM_KIND, GRAPHS
 from ..errors import BundleError, OptionError, first_line
-from ..runtimes.runtime import OnnxRuntime, RuntimeOptions
+from ..runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
 from .generation import (
     DEFAULT_BATCH,
     Generation,
@@ -23,9 +23,11 @@ from .generation import (
     batches_of,
     padded,
     rows_of,
+    several,
     whole_number,
 )
-from .manifest import REBUILD, GraphEntry, Manifest, check_files, read_manifest
+from .integrity import check_files
+from .manifest import REBUILD, GraphEntry, Manifest, read_manifest
 from .staging import recover
 from .typed import fits
 
@@ -164,7 +166,7 @@ class Bundle:
             SearchOptions(num_beams, max_length, min_length, length_penalty, num_hypotheses), batch_size
         )
         search = self.search(self._deciding(num_beams))
-        sources = [self._source(item, pad_to) for item in _several(inputs)]
+        sources = [self._source(item, pad_to) for item in several(inputs)]
         found: list[list[tuple[tuple[int, ...], float]]] = [[((), 0.0)] * num_hypotheses for _ in sources]
         real = [place for place, source in enumerate(sources) if source]
         done = len(sources) - len(real)
@@ -293,15 +295,3 @@ class Bundle:
     def _text(self, ids: Sequence[int]) -> str | None:
         """Of a result; None without a vocabulary."""
         return self.vocabulary.decode_target(ids) if (self.folder / "vocab.json").is_file() else None
-
-
-def _several(inputs: Sequence[str] | Sequence[Sequence[int]]) -> list[str | Sequence[int]]:
-    """What was given as a list, if it is one of texts or of lists of ids."""
-    if isinstance(inputs, str):
-        raise OptionError("one text was given", "give a list of texts: [text]")
-    items: list[str | Sequence[int]] = list(inputs)
-    if not items:
-        raise OptionError("no inputs were given", "give at least one text, or the ids of one")
-    if any(not hasattr(item, "__len__") and not hasattr(item, "__iter__") for item in items):
-        raise OptionError("numbers were given where a list of texts or of lists of ids is expected", "give [ids]")
-    return items

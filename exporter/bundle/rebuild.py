@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,18 +12,13 @@ from ...models import Model, load_model
 from ...models.build import empty_model, fill_model
 from ...models.storage import CONFIG, read_config
 from ...transformer import MyTransformer
-from ..cases.plan import Array
-from ..cases.user_cases import read_cases
+from ..cases.case import Array
 from ..contracts.contract import CUSTOM_KIND
 from ..errors import BundleError, OptionError, first_line
 from ..formats.onnx.stream import read_model, read_values
-from ..formats.table import Format
 from ..graphs.exportable import Subject, subject_again, subject_of
 from ..graphs.model_graphs import masks_of
 from ..graphs.user_code import load_weights, make_module
-from ..parity.prove import Request, contract_in, prove
-from ..parity.report import ParityReport
-from ..quiet import quiet
 from .manifest import MODEL, Manifest, weights_sha256
 from .open import Bundle
 
@@ -84,45 +79,6 @@ def _rebuild_custom(bundle: Bundle, factory: str) -> Subject:
         return subject_again(module, bundle.config, contracts)
     except LookupError as error:
         raise BundleError(f"{bundle.folder / CONFIG} is damaged", EXPORT_AGAIN) from error
-
-
-def verify_rebuilt(
-    bundle: Bundle,
-    formats: Sequence[Format],
-    level: str,
-    own: Sequence[Path | str],
-    verbose: bool,
-    progress: Callable[[str], None],
-    factory: str | None = None,
-) -> ParityReport:
-    """Verify the files of ``bundle`` against references that are computed anew.
-
-    Args:
-        bundle: open.
-        formats: which of its files.
-        level: of the plan.
-        own: files with a user's own cases.
-        verbose: let the runtimes' own messages through.
-        progress: told what is being done.
-        factory: as for :func:`rebuild`.
-
-    Raises:
-        BundleError: as :func:`rebuild`, and where the graphs are not those that this version makes.
-        OptionError: for a case that fits no graph.
-    """
-    with quiet(verbose):
-        progress("Rebuilding the model")
-        subject = rebuild(bundle, factory)
-        graphs = subject.graphs
-        for known in formats:
-            for name, entry in bundle.manifest.of_format(known.name).items():
-                if contract_in(known, graphs[name]) != entry.contract:
-                    raise BundleError(f"{entry.file} has a contract that this mytx does not make", EXPORT_AGAIN)
-        request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose)
-        names = [known.name for known in formats]
-        with subject.tracing():
-            report, _ = prove(subject.model, graphs, names, bundle.folder, request, progress=progress)
-    return report
 
 
 def _from_files(folder: Path, manifest: Manifest) -> Model:

@@ -13,9 +13,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ..contracts.contract import Axis, Contract, TensorSpec
-from .masks import PADDING, hidden_in, hides, length_axis
-from .plan import Array, Case, SameAs, disturb, make_plan, optional_cases, sizes_of, step_cases
+from ..contracts.contract import PADDING, Axis, Contract, TensorSpec, length_axis
+from .case import Array, Case, SameAs, sizes_of
+from .masks import hidden_in, hides
+from .plan import disturb, make_plan, optional_cases, step_cases
 from .search_plan import make_search_plan
 
 # Axis -> which positions [batch, length] are kept; None for all.

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..contracts.contract import Axis, Contract, TensorSpec
+from ..contracts.contract import PADDING, Axis, Contract, TensorSpec, length_axis
 
 Bools = NDArray[np.bool_]
-PADDING = ("padding", "keep")
 
 
 def is_padding(spec: TensorSpec) -> bool:
@@ -95,11 +94,6 @@ def _open_value(spec: TensorSpec) -> Any:
     if spec.role == "ids":
         return 0 if spec.pad else 1
     return 1 if spec.role == "keep" else 0
-
-
-def length_axis(spec: TensorSpec) -> Axis:
-    """The dimension of positions, of which an input hides some or has some."""
-    return next(axis for axis in spec.axes if isinstance(axis, Axis) and axis.name != "batch")
 
 
 def laid_out(spec: TensorSpec, flat: Bools, shape: tuple[int, ...]) -> Bools:

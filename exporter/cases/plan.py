@@ -7,60 +7,20 @@ target of different length both ways; every kind of padding; random float masks,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..contracts.contract import Axis, Contract, TensorSpec
+from ..contracts.contract import Axis, Contract, TensorSpec, length_axis
 from ..errors import OptionError
-from .masks import is_padding, laid_out, length_axis, opened
+from .case import Array, Case, is_small
+from .masks import is_padding, laid_out, opened
 
-Array = NDArray[np.generic]
 LONG = 61
 
 
 LEVELS = ("quick", "standard", "thorough")
-SMALL = 36  # positions, source and target of the whole batch: what slow runtimes are asked to do
-
-
-@dataclass(frozen=True)
-class SameAs:
-    """Where the outputs of a case must be those of another case.
-
-    Attributes:
-        case: the other's number in the plan.
-        theirs, ours: by output, positions in the other's flattened output and in this case's.
-        shapes: of this case's outputs.
-    """
-
-    case: int
-    theirs: dict[str, NDArray[np.int64]]
-    ours: dict[str, NDArray[np.int64]]
-    shapes: dict[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One set of inputs.
-
-    Attributes:
-        name: short and unique in its plan.
-        inputs: an array for each input of the contract; optional ones may be missing.
-        words: sizes and masks, for people.
-        group: ``shapes``, ``disturbed``, ``identities``, ``optional``, ``steps``, ``range`` or ``own``.
-        same_as: for an identity, what the outputs must be equal to.
-        small: whether a slow runtime is asked for it, too.
-        alone: whether it has one sentence only.
-    """
-
-    name: str
-    inputs: dict[str, Array]
-    words: str
-    group: str = "shapes"
-    same_as: SameAs | None = None
-    small: bool = False
-    alone: bool = False
 
 
 # Batch, source, target (0 = the longest that is tried), padding, attention mask. Traced: batch 2, source 7, target 5.
@@ -187,17 +147,6 @@ def few_cases(plan: Sequence[Case], count: int = 14) -> list[Case]:
     return [*long.values(), *small.values()][:count]
 
 
-def sizes_of(contract: Contract, case: Case) -> dict[str, int]:
-    """The length of each axis in a case."""
-    sizes: dict[str, int] = {}
-    for spec in contract.inputs:
-        if spec.name in case.inputs:
-            for axis, size in zip(spec.axes, case.inputs[spec.name].shape, strict=True):
-                if isinstance(axis, Axis):
-                    sizes[axis.name] = size // axis.times
-    return sizes
-
-
 def example(contract: Contract) -> Case:
     """The case that has the traced lengths."""
     case = _case(contract, "00", _ROWS[0], [0, 0], {name: axis.traced for name, axis in contract.axes.items()})
@@ -227,11 +176,6 @@ def _case(
     words += [f"padding {padding}"] if any(map(is_padding, contract.inputs)) else []
     words += [f"attention mask {attention}"] if "attention" in roles else []
     return Case(name, inputs, ", ".join(words), small=is_small(sizes), alone=sizes.get("batch", 1) == 1)
-
-
-def is_small(sizes: dict[str, int]) -> bool:
-    """Whether a slow runtime can be asked for a case of these lengths."""
-    return sizes.get("batch", 1) * sum(size for name, size in sizes.items() if name != "batch") <= SMALL
 
 
 def fit(size: int, axis: Axis) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..contracts.contract import Contract
-from .plan import LONG, Array, Case, check_level, fill, fit
+from .case import Array, Case
+from .plan import LONG, check_level, fill, fit
 
 SMALL = 36  # hypotheses times steps: what slow runtimes are asked to do
 

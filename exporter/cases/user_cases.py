@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..contracts.contract import Axis, Contract, TensorSpec
 from ..errors import OptionError
-from .plan import Array, Case, is_small
+from .case import Array, Case, is_small
 from .search_plan import in_range, is_small_search
 
 

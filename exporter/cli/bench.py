@@ -42,7 +42,7 @@ def bench(
     """
     from ..bundle.open import open_bundle
     from ..decode.bench import bench as measure
-    from ..runtimes.runtime import RuntimeOptions
+    from ..runtimes.onnxruntime import RuntimeOptions
     from .terminal import Progress, print_bench
 
     opened = open_bundle(bundle, options=RuntimeOptions(threads=threads))

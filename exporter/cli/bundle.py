@@ -71,7 +71,7 @@ def verify(
       mytx-export verify bundle --plan thorough --case mine.npz
       mytx-export verify bundle --junit parity.xml --html parity.html
     """
-    from ..report.files import check_places, refusing, write_check
+    from ..report.files import check_places, refusing, write_html, write_junit
     from ..verification import plan_of_bundle, verify_bundle
     from .terminal import Progress, print_check, print_plan
 
@@ -86,7 +86,10 @@ def verify(
             bundle, formats=formats, level=level, own=own, factory=factory, verbose=verbose, progress=progress
         )
     show(result, print_check, as_json, quiet)
-    write_check(result, junit=junit, html=html)
+    if junit:
+        write_junit(junit, result.report, result.manifest_sha256)
+    if html:
+        write_html(html, result.report, result.bundle, result.manifest_sha256)
     return PASSED if result.passed else PARITY_FAILED
 
 

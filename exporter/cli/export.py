@@ -152,7 +152,7 @@ def _run(formats: list[str], *, as_json: bool, verbose: bool, quiet: bool, junit
         raise click.UsageError("--verbose and --quiet exclude each other.")
     if junit and options["no_verify"]:
         raise click.UsageError("--no-verify proves nothing, so there is nothing to write to --junit.")
-    from ..report.files import check_places, refusing, write_export
+    from ..report.files import check_places, refusing, write_junit
     from .terminal import Progress, print_result
 
     bundles = [options["output"], Path(f"{os.path.realpath(options['output'])}.failed")]
@@ -164,7 +164,8 @@ def _run(formats: list[str], *, as_json: bool, verbose: bool, quiet: bool, junit
         progress("Starting PyTorch")
         result = _export(formats, verbose=verbose, progress=progress, **options)
     show(result, print_result, as_json, quiet)
-    write_export(result, junit=junit)
+    if junit and result.report:
+        write_junit(junit, result.report, result.manifest_sha256)
     return PARITY_FAILED if result.passed is False else PASSED
 
 
@@ -280,7 +281,7 @@ def _custom(
 ) -> Subject:
     from ..graphs.exportable import custom_model
     from ..graphs.inferred import usual_graphs
-    from ..graphs.user_code import described, load_weights, make_module, read_contract
+    from ..graphs.user_code import load_weights, make_module, read_contract, signature_of
     from ..quiet import quiet
 
     progress(f"Making {factory}")
@@ -291,5 +292,5 @@ def _custom(
         graphs = read_contract(contract, module) if contract else usual_graphs(module)
         subject = custom_model(module, graphs, source=factory)
     for item in graphs if contract is None else ():
-        click.echo(f"{item.contract.graph}: {described(item.contract)}", err=True)
+        click.echo(f"{item.contract.graph}: {signature_of(item.contract)}", err=True)
     return subject

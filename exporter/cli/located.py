@@ -10,8 +10,8 @@ from rich.markup import escape
 
 from ..contracts.contract import CACHED
 from ..parity.compare import FACTOR
-from ..runtimes.runtime import LEVELS
-from .terminal import short
+from ..report.text import short
+from ..runtimes.onnxruntime import LEVELS
 
 if TYPE_CHECKING:
     from ..locate.bundle import BundleLocated

@@ -94,7 +94,7 @@ def run(
     from ..bundle.generation import SearchOptions
     from ..bundle.open import open_bundle
     from ..decode.text import Decoding
-    from ..runtimes.runtime import RuntimeOptions, provider_names
+    from ..runtimes.onnxruntime import RuntimeOptions, provider_names
 
     provider_names(providers)
     opened = open_bundle(bundle, options=RuntimeOptions(threads=threads, providers=providers))

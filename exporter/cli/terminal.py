@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,9 +15,8 @@ from rich.status import Status
 from rich.table import Table
 
 from ..contracts.contract import CACHED
-from ..formats.table import label
-from ..parity.compare import EXACT, FACTOR
-from ..parity.report import EARLIER, REFERENCE, by_file, rank, shown_ratio
+from ..parity.report import REFERENCE
+from ..report.text import print_findings, result_table, short
 
 if TYPE_CHECKING:
     from ..decode.bench import BenchResult
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
     from ..pipeline import ExportResult
     from ..verification import BundleCheck, BundlePlan
 
-WHEREVER = ("place", "weights")  # not a matter of the runtime
 NOT_PROVEN = (
     "[yellow bold]Not proven.[/] Nothing is known to be wrong, but PyTorch's own float32 is too far off its float64 to "
     "judge by."
@@ -116,11 +112,7 @@ def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
 
 def _offer_locate(console: Console, bundle: Path, reports: Sequence[GraphReport], factory: str) -> None:
     """What to run next, where an ONNX file computes something else than the model, or is optimised into that."""
-    from ..runtimes.runtime import (  # onnxruntime, which most of what is printed needs not
-        LEVELS,
-        OnnxRuntime,
-        RuntimeOptions,
-    )
+    from ..runtimes.onnxruntime import LEVELS, OnnxRuntime, RuntimeOptions
 
     off, *on = (OnnxRuntime.label(RuntimeOptions(level=level)) for level in LEVELS)
     rows = [row for row in reports if row.format == "onnx"]
@@ -137,14 +129,6 @@ def _offer_locate(console: Console, bundle: Path, reports: Sequence[GraphReport]
 def _model(factory: str) -> str:
     """The option that a bundle with a model of the user's own needs."""
     return f" --model {shlex.quote(factory)}" if factory else ""
-
-
-def short(path: Path) -> str:
-    """``path`` from the current folder, if there is one and that is shorter."""
-    try:
-        return min(os.path.relpath(path), str(path), key=len)
-    except OSError:
-        return str(path)
 
 
 def print_bench(result: BenchResult, *, to_stderr: bool = False) -> None:
@@ -195,60 +179,3 @@ def print_inspection(found: dict[str, Any]) -> None:
             console.print(f"  {escape(line)}", soft_wrap=True)
     if found["next"]:
         console.print(f"\n[bold]Next[/]\n  {escape(found['next'])}", soft_wrap=True)
-
-
-def result_table(reports: Sequence[GraphReport]) -> Table:
-    """One row for each file: the worst of all ways that it was run in, in float32 and in float64."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("file")
-    for title in ("ways", "cases", "max error", "worst ratio", "in float64"):
-        table.add_column(title, justify="right")
-    table.add_column("")
-    for (graph, format_name), rows in by_file(reports).items():
-        single = [row for row in rows if row.allowed == FACTOR]
-        double = [row for row in rows if row.allowed != FACTOR]
-        passed, doubted = all(row.passed for row in rows), all(row.passed or row.doubted for row in rows)
-        table.add_row(
-            escape(label(graph, format_name)),
-            str(len(rows)),
-            str(sum(row.cases for row in rows)),
-            _largest([row.max_abs_error for row in single], lambda error: f"{error:.1e}"),
-            _largest([row.worst_ratio for row in single], lambda ratio: f"{shown_ratio(ratio)} of {FACTOR:g}"),
-            _largest([row.worst_ratio for row in double], lambda ratio: f"{shown_ratio(ratio)} of {EXACT:g}"),
-            "[green]passed[/]" if passed else "[yellow]not judged[/]" if doubted else "[red]FAILED[/]",
-        )
-    return table
-
-
-def _largest(numbers: Sequence[float], show: Callable[[float], str]) -> str:
-    """The largest number as it is shown; a dash where there is none, or no number to it."""
-    return show(max(numbers)) if numbers and all(map(math.isfinite, numbers)) else "-"
-
-
-def print_findings(console: Console, reports: Sequence[GraphReport], rest: str = "in parity.json") -> None:
-    """What is wrong with each file: one finding of each kind, and in which runtimes; and where the rest is."""
-    for (graph, format_name), rows in by_file(reports).items():
-        file = escape(label(graph, format_name))
-        kinds: dict[str, tuple[str, list[str]]] = {}
-        total = set[str]()
-        for row in rows:
-            for finding in row.findings:
-                total.add(finding.message)
-                kinds.setdefault(finding.check, (finding.message, []))[1].append(row.runtime)
-        for check in sorted(kinds, key=rank):
-            message, runtimes = kinds[check]
-            ways = list(dict.fromkeys(runtimes))
-            special = any(way.startswith(REFERENCE) or way.endswith(EARLIER) for way in ways)
-            named = check not in WHEREVER and (special or len(ways) < len(rows))
-            where = f" ({', '.join(ways)})" if named else ""
-            text = f"[red]{file}[/], {check}{escape(where)}: {escape(message)}"
-            console.print(text, soft_wrap=not console.is_terminal)
-        notes = list(dict.fromkeys(note for row in rows for note in row.notes))
-        if notes:
-            others = f" (and {len(notes) - 1} more, {rest})" if len(notes) > 1 else ""
-            console.print(
-                f"[yellow]{file}[/], not compared: {escape(notes[0])}{others}", soft_wrap=not console.is_terminal
-            )
-        more = len(total) - len(kinds)
-        if more > 0:
-            console.print(f"[red]… and {more} more[/] of {file}, all {rest}")

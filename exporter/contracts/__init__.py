@@ -1,4 +1,7 @@
-"""What a graph takes and gives. This page is the public face: contracts for ``mytx-export onnx --model``.
+"""What a graph takes and gives: names, dtypes, dimensions, meaning.
+
+``contract`` has the types. ``declare`` makes contracts for models of one's own, and is what this package shows to
+users. No torch and no numpy here; imports nothing of mytx but its errors.
 
 A contract is a Python file with a list ``GRAPHS``, or a function ``graphs(model)`` that gives one::
 

@@ -15,6 +15,9 @@ CACHED = ("step", "prefill", *SEARCHES)  # graphs with a cache, in which the mod
 CUSTOM_KIND = "custom"  # of a model that is not ours, in a manifest
 CUSTOM = "as the model has it"  # the layout of a graph of a model that is not ours
 
+# Roles of masks that hide positions of sentences.
+PADDING = ("padding", "keep")
+
 PADDING_MEANING = {
     "bool": "True = padding, hidden from attention; False = a real position",
     "float32": "added to the attention scores of its key: 0 = a real position, -inf = padding",
@@ -181,3 +184,8 @@ def _lift(spec: TensorSpec) -> TensorSpec:
 def _spec(values: dict[str, Any]) -> TensorSpec:
     axes = tuple(Axis(**axis) if isinstance(axis, dict) else int(axis) for axis in values["axes"])
     return TensorSpec(**{**values, "axes": axes, "hidden_by": tuple(values["hidden_by"])})
+
+
+def length_axis(spec: TensorSpec) -> Axis:
+    """The dimension of positions, of which an input hides some or has some."""
+    return next(axis for axis in spec.axes if isinstance(axis, Axis) and axis.name != "batch")

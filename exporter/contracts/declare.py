@@ -7,10 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..bundle.typed import fits
-from ..cases.masks import PADDING, length_axis
 from ..errors import OptionError
-from .contract import ATTENTION_MEANING, CACHED, CUSTOM, PADDING_MEANING, Axis, Contract, TensorSpec
+from .contract import (
+    ATTENTION_MEANING,
+    CACHED,
+    CUSTOM,
+    PADDING,
+    PADDING_MEANING,
+    Axis,
+    Contract,
+    TensorSpec,
+    length_axis,
+)
 
 Dims = Sequence[str | int]
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -215,7 +223,7 @@ def _axes(dims: Dims) -> tuple[Axis | int, ...]:
 
 
 def _is_whole(number: Any) -> bool:
-    return fits(number, int) and number < 2**31
+    return isinstance(number, int) and not isinstance(number, bool) and number < 2**31
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -23,11 +23,11 @@ from onnx import helper
 
 from ..bundle.generation import Search, SearchOptions, padded
 from ..bundle.open import Bundle
-from ..cases.plan import Array
+from ..cases.case import Array
 from ..contracts.contract import Contract
 from ..errors import OptionError
 from ..formats.onnx.stream import read_model
-from ..runtimes.runtime import OnnxRuntime, check_threads
+from ..runtimes.onnxruntime import OnnxRuntime, check_threads
 
 MOST_SENTENCES = 4096  # at once: more say nothing more, and take all memory
 STREAMED = 1 << 28  # bytes read to measure the memory: more than the caches of most processors

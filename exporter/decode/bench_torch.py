@@ -10,7 +10,7 @@ from ...models import CachedDecoder, CoupletModel, Generator, TranslationModel
 from ..bundle.generation import SearchOptions
 from ..bundle.open import Bundle
 from ..bundle.rebuild import rebuild
-from ..cases.plan import Array
+from ..cases.case import Array
 
 
 def torch_ways(

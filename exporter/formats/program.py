@@ -16,6 +16,7 @@ from ..cases.plan import example
 from ..contracts.contract import Axis, Contract
 from ..errors import ExportError, first_line
 from ..graphs.graph import Graph
+from ..graphs.parameters import pruned, untied
 from ..quiet import is_quiet
 
 
@@ -62,47 +63,6 @@ def trace(module: nn.Module, inputs: dict[str, Any], dims: dict[str, Any], what:
         raise ExportError(
             f"PyTorch could not export {what}: {first_line(error)}", "run again with -v for the whole story"
         ) from error
-
-
-def pruned(model: nn.Module, scopes: tuple[str, ...], prefix: str = "") -> nn.Module:
-    """``model`` without the parts outside of ``scopes``, sharing the parameters of those that stay.
-
-    Args:
-        model: any module; it stays as it is.
-        scopes: prefixes of state-dict names; empty keeps all.
-        prefix: of the names in ``model`` itself.
-    """
-    if not scopes or prefix.startswith(scopes):
-        return model
-    kept = copy.copy(model)
-    kept._modules = {
-        name: child if child is None else pruned(child, scopes, f"{prefix}{name}.")
-        for name, child in model._modules.items()
-        if any(scope.startswith(f"{prefix}{name}.") or f"{prefix}{name}.".startswith(scope) for scope in scopes)
-    }
-    return kept
-
-
-def untied(model: nn.Module) -> nn.Module:
-    """``model`` with a parameter for each name, where names share one: tracing would keep one name of them.
-
-    The parameters' memory stays the same, and so does ``model``.
-    """
-    named = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
-    if len({id(parameter) for parameter in named}) == len(named):
-        return model
-    return _separate(model, set())
-
-
-def _separate(module: nn.Module, seen: set[int]) -> nn.Module:
-    twin = copy.copy(module)
-    twin._parameters = dict(module._parameters)
-    for name, parameter in module._parameters.items():
-        if parameter is not None and id(parameter) in seen:
-            twin._parameters[name] = nn.Parameter(parameter.detach(), parameter.requires_grad)
-        seen.add(id(parameter))
-    twin._modules = {name: child and _separate(child, seen) for name, child in module._modules.items()}
-    return twin
 
 
 def _dynamic_shapes(contract: Contract) -> dict[str, dict[int, Any]]:

@@ -5,39 +5,17 @@ To open a file is to run a program: open those that come from a source that you 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import fx
 from torch.export import ExportedProgram
 
-from ..cases.plan import Array
-from ..contracts.contract import Axis, Contract, TensorSpec
 from ..graphs.graph import Graph
-from ..parity.report import Finding
-from ..parity.verify import Run, small
-from ..parity.weights import compare_weights, weight_findings
-from ..quiet import quiet
-from ..runtimes.runtime import Description
-from ..runtimes.torch_file import (
-    PREFIX,
-    TorchRuntime,
-    contract_in,
-    describe_file,
-    is_weight,
-    opened,
-    state_dict_names,
-    with_aliases,
-)
 from .program import export_program
 from .table import FORMATS, ExportOptions
 from .torch_archive import check_program
-
-Dimensions = tuple[str | int, ...]
+from .torch_files import describe_file, open_checked
 
 
 def needs(graphs: Mapping[str, Graph], name: str) -> tuple[str, ...]:
@@ -59,150 +37,17 @@ def export(graphs: Mapping[str, Graph], name: str, folder: Path, options: Export
     torch.export.save(program, folder / FORMATS["pt2"].file(name), extra_files=extra)
 
 
-class ExportedGraph(TorchRuntime):
-    """A graph, open as a ``torch.export`` program."""
-
-    def __init__(self, program: ExportedProgram, contract: Contract | None, lifted: bool = False) -> None:
-        module = program.module()
-        super().__init__(_lift(module) if lifted else module, contract, lifted)
-        self.program = program
-        self.names = list(inspect.signature(module.forward).parameters)
-
-    @classmethod
-    def open(cls, path: str | Path, *, lifted: bool = False) -> ExportedGraph:
-        """Load the file at ``path``, which is to come from a source that you trust.
-
-        Args:
-            path: the file.
-            lifted: let it compute in float64.
-
-        Raises:
-            BundleError: where it is no such program, is damaged, or holds Python.
-        """
-        program = load(Path(path))
-        with quiet():
-            return cls(program, contract_in(Path(path)), lifted)
-
-    def describe(self) -> Description:
-        """PyTorch, its version, and the tensors of the graph.
-
-        Dimensions that vary have the names of the contract in the file, as far as they vary as it says.
-        """
-        nodes = {node.name: node for node in self.program.graph.nodes}
-        signature = self.program.graph_signature
-        inputs = [nodes[str(name)].meta["val"] for name in signature.user_inputs]
-        outputs = [nodes[str(name)].meta["val"] for name in signature.user_outputs]
-        labels = _labels(self.program, self.contract.inputs if self.contract else (), self.names, inputs)
-        described_inputs, described_outputs = (
-            {name: (self._dtype(value), _dimensions(value, labels)) for name, value in zip(names, values, strict=True)}
-            for names, values in ((self.names, inputs), (self.output_names(len(outputs)), outputs))
-        )
-        name = "torch.export, float64" if self.lifted else "torch.export"
-        return Description(name, torch.__version__, described_inputs, described_outputs)
-
-    def _dtype(self, value: torch.Tensor) -> str:
-        return str(_lifted(value.dtype) if self.lifted else value.dtype).removeprefix("torch.")
-
-
 def load(path: Path) -> ExportedProgram:
     """The program in the file at ``path``.
 
     Raises:
         BundleError: where it is no such program, is damaged, or holds Python.
     """
-    program: ExportedProgram = opened(path, check_program, torch.export.load)
+    program: ExportedProgram = open_checked(path, check_program, torch.export.load)
     return program
-
-
-def check(path: Path) -> None:
-    """Raise ``BundleError`` for a file that is no such file, or would run code when it is opened."""
-    check_program(path)
-
-
-def runs(verbose: bool = False) -> list[Run]:
-    """The ways to run a file; the last one, lifted to float64, is the check of structure."""
-    lifted = partial(ExportedGraph.open, lifted=True)
-    return [
-        Run("torch.export", ExportedGraph.open),
-        Run("torch.export, float64", lifted, takes=small, lifted=True),
-    ]
-
-
-def find_weights(path: Path, weights: Mapping[str, Array]) -> list[Finding]:
-    """What is wrong with the weights of the file: check 1."""
-    return weight_findings(path, lambda: _weight_problems(load(path), weights))
-
-
-def _weight_problems(program: ExportedProgram, weights: Mapping[str, Array]) -> list[str]:
-    signature = program.graph_signature
-    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    state = program.state_dict
-    read = with_aliases({names[node.name] for node in program.graph.nodes if node.name in names and node.users}, state)
-    problems = compare_weights(state_dict_names(state), {name.removeprefix(PREFIX) for name in read}, weights)
-    return problems + [
-        f"{name.removeprefix(PREFIX)} is in the file, but the model has no such weight"
-        for name, constant in program.constants.items()
-        if name not in state and is_weight(constant)
-    ]
 
 
 # --- dimensions ------------------------------------------------------------------------------------------------------
 
 
-def _labels(
-    program: ExportedProgram, specs: tuple[TensorSpec, ...], names: list[str], values: list[torch.Tensor]
-) -> dict[str, str]:
-    """For each symbol of the program the name of the axis that it is.
-
-    One to one: an axis has one symbol, and a symbol one axis, so two that came out as one, or one as two, show. A
-    range that is narrower than the contract's stands beside the name, and shows too.
-    """
-    found = dict(zip(names, values, strict=True))
-    labels: dict[str, str] = {}
-    taken: set[str] = set()
-    for spec in specs:
-        shape = found[spec.name].shape if spec.name in found else ()
-        for axis, size in zip(spec.axes, shape, strict=False):
-            if not isinstance(axis, Axis) or not str(size).isidentifier():
-                continue
-            if axis.times == 1 and axis.name not in taken and str(size) not in labels:
-                labels[str(size)] = _with_range(program, size, axis)
-                taken.add(axis.name)
-    return labels
-
-
-def _with_range(program: ExportedProgram, size: Any, axis: Axis) -> str:
-    limits = program.range_constraints.get(size.node.expr)
-    if limits is None:
-        return axis.name
-    lower, upper = (int(limit) if limit.is_Integer else None for limit in (limits.lower, limits.upper))
-    wide = (lower is None or lower <= axis.minimum) and (
-        upper is None or (axis.maximum is not None and upper >= axis.maximum)
-    )
-    return axis.name if wide else f"{axis.name} from {lower} to {upper}"
-
-
-def _dimensions(value: torch.Tensor, labels: Mapping[str, str]) -> Dimensions:
-    return tuple(size if isinstance(size, int) else _label(str(size), labels) for size in value.shape)
-
-
-def _label(expression: str, labels: Mapping[str, str]) -> str:
-    """``s7`` -> ``batch``, ``4*s7`` -> ``4*batch``."""
-    times, star, symbol = expression.rpartition("*")
-    return times + star + labels.get(symbol, symbol)
-
-
 # --- float64 ---------------------------------------------------------------------------------------------------------
-
-
-def _lift(module: fx.GraphModule) -> fx.GraphModule:
-    """``module`` in float64: its weights, and the dtypes that its nodes name."""
-    for node in module.graph.nodes:
-        node.args = fx.node.map_aggregate(node.args, _lifted)
-        node.kwargs = fx.node.map_aggregate(node.kwargs, _lifted)
-    module.recompile()
-    return module.double()
-
-
-def _lifted(value: Any) -> Any:
-    return torch.float64 if value is torch.float32 else value

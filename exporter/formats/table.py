@@ -1,9 +1,8 @@
-"""The formats that graphs are exported to. A new one is a new file, and a row here. No torch here.
+"""The formats that graphs are exported to, a row each. No torch here.
 
-A format is two modules (or one). The *exporter* has ``export(graphs, name, folder, options)``, which writes a file,
-and ``needs(graphs, name)``, the graphs that must have been written before. The *checker* has ``check(path)``, which
-refuses a file that must not be opened, ``runs(verbose)``, the ways to run it, and ``find_weights(path, weights)``.
-They are loaded when they are needed.
+A format's *exporter* is a module with ``export(graphs, name, folder, options)``, which writes a file, and
+``needs(graphs, name)``, the graphs that must have been written before. It is loaded when it is needed. How its files
+are run is in :mod:`mytx.exporter.runtimes.run`, how their weights are checked in :mod:`mytx.exporter.parity.weights`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Format:
     Attributes:
         name: on the command line and in the manifest.
         suffix: of its files.
-        exporter, checker: modules of this package.
+        exporter: the module of this package that writes its files.
         graphs: those of mytx's models that it is made for.
         custom: whether graphs of other models can be made in it.
         flexible: whether masks can be left out.
@@ -32,7 +31,6 @@ class Format:
     name: str
     suffix: str
     exporter: str
-    checker: str
     graphs: tuple[str, ...] = GRAPHS
     custom: bool = False
     flexible: bool = False
@@ -48,11 +46,7 @@ class Format:
 
     def load_exporter(self) -> Any:
         """The module that writes files."""
-        return importlib.import_module(f"..{self.exporter}", __package__)
-
-    def load_checker(self) -> Any:
-        """The module that runs them."""
-        return importlib.import_module(f"..{self.checker}", __package__)
+        return importlib.import_module(f".{self.exporter}", __package__)
 
 
 PLAIN = ("encoder", "decoder", "full")  # what has no search in it
@@ -60,17 +54,16 @@ PLAIN = ("encoder", "decoder", "full")  # what has no search in it
 FORMATS = {
     row.name: row
     for row in (
-        Format("onnx", ".onnx", "formats.onnx.files", "runtimes.onnx_checks", custom=True),
+        Format("onnx", ".onnx", "onnx.files", custom=True),
         Format(
             "torchscript",
             ".ts.pt",
-            "formats.torchscript",
-            "formats.torchscript",
+            "torchscript",
             graphs=(*PLAIN, "generate"),
             flexible=True,
             runs_code=True,
         ),
-        Format("pt2", ".pt2", "formats.pt2", "formats.pt2", graphs=PLAIN, runs_code=True),
+        Format("pt2", ".pt2", "pt2", graphs=PLAIN, runs_code=True),
     )
 }
 

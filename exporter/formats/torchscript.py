@@ -15,29 +15,14 @@ import zipfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ..cases.plan import Array
 from ..errors import ExportError, first_line
 from ..graphs.graph import Graph
-from ..parity.report import Finding
-from ..parity.verify import Run, small
-from ..parity.weights import compare_weights, weight_findings
-from ..runtimes.runtime import Description
-from ..runtimes.torch_file import (
-    PREFIX,
-    TorchRuntime,
-    contract_in,
-    describe_file,
-    is_weight,
-    opened,
-    state_dict_names,
-    with_aliases,
-)
 from .table import FORMATS, ExportOptions
 from .torch_archive import check_script
+from .torch_files import PREFIX, describe_file, open_checked
 
 # Source lines with the paths of the machine that the file was made on; nothing needs them.
 DEBUG = ".debug_pkl"
@@ -81,82 +66,11 @@ def _copy_without_debug(source: Path, target: Path) -> None:
                 new.writestr(copied, old.read(info))
 
 
-class TorchScript(TorchRuntime):
-    """A graph, open in TorchScript."""
-
-    @classmethod
-    def open(cls, path: str | Path, *, lifted: bool = False) -> TorchScript:
-        """Load the file at ``path``, which is to come from a source that you trust.
-
-        Args:
-            path: the file.
-            lifted: let it compute in float64.
-
-        Raises:
-            BundleError: where it is no TorchScript, or is damaged.
-        """
-        module = load(Path(path))
-        return cls(module.double() if lifted else module, contract_in(Path(path)), lifted)
-
-    def describe(self) -> Description:
-        """PyTorch, its version, and the names of the arguments and results; TorchScript knows no more of them."""
-        schema = self.module.forward.schema  # type: ignore[attr-defined]
-        unknown: tuple[str, tuple[str | int, ...]] = ("", ())
-        inputs = {argument.name: unknown for argument in schema.arguments if argument.name != "self"}
-        (result,) = schema.returns
-        several = result.type.elements() if result.type.kind() == "TupleType" else [result.type]
-        outputs = dict.fromkeys(self.output_names(len(several)), unknown)
-        return Description("TorchScript, float64" if self.lifted else "TorchScript", torch.__version__, inputs, outputs)
-
-
 def load(path: Path) -> torch.jit.ScriptModule:
     """The module in the file at ``path``, on the CPU.
 
     Raises:
         BundleError: where it is no TorchScript, or is damaged.
     """
-    module: torch.jit.ScriptModule = opened(path, check_script, partial(torch.jit.load, map_location="cpu"))
+    module: torch.jit.ScriptModule = open_checked(path, check_script, partial(torch.jit.load, map_location="cpu"))
     return module
-
-
-def check(path: Path) -> None:
-    """Raise ``BundleError`` for a file that is no such file, or would run code when it is opened."""
-    check_script(path)
-
-
-def runs(verbose: bool = False) -> list[Run]:
-    """The ways to run a file; the last one, lifted to float64, is the check of structure."""
-    lifted = partial(TorchScript.open, lifted=True)
-    return [
-        Run("TorchScript", TorchScript.open, dimensions=False),
-        Run("TorchScript, float64", lifted, takes=small, lifted=True, dimensions=False),
-    ]
-
-
-def find_weights(path: Path, weights: Mapping[str, Array]) -> list[Finding]:
-    """What is wrong with the weights of the file: check 1."""
-    return weight_findings(path, lambda: _weight_problems(load(path), weights))
-
-
-def _weight_problems(module: torch.jit.ScriptModule, weights: Mapping[str, Array]) -> list[str]:
-    state = module.state_dict()
-    graph: Any = module.inlined_graph
-    read = with_aliases({_name(node) for node in graph.findAllNodes("prim::GetAttr") if _is_read(node)}, state)
-    problems = compare_weights(state_dict_names(state), {name.removeprefix(PREFIX) for name in read}, weights)
-    if any(is_weight(node.output().toIValue()) for node in graph.findAllNodes("prim::Constant")):
-        problems.append("the graph holds a constant of the size of a weight, but the model has no such weight")
-    return problems
-
-
-def _is_read(node: Any) -> bool:
-    """Whether a node that gets an attribute gets a tensor, for others."""
-    return node.output().type().kind() == "TensorType" and len(node.output().uses()) > 0
-
-
-def _name(node: Any) -> str:
-    """The state-dict name of what a node gets: the attribute's, after those that lead to its module."""
-    names = []
-    while node.kind() == "prim::GetAttr":
-        names.append(node.s("name"))
-        node = node.input().node()
-    return ".".join(reversed(names))

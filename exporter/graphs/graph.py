@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..contracts.contract import PADDING_MEANING, Axis, Contract, TensorSpec
 from .modules import GraphModule
+from .parameters import named_tensors
 
 # Lengths at export: at least 2 and different, or torch.export takes one for another or for a constant.
 BATCH = Axis("batch", traced=2)
@@ -68,12 +69,6 @@ class Graph:
         """The outputs in the contract's order, for a tensor for each input; those that can be left out may miss."""
         output = self.module(**self.module.arguments(inputs))
         return (output,) if isinstance(output, Tensor) else tuple(output)
-
-
-def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of ``model`` by all their names, also those that are not saved."""
-    parameters, buffers = (named(remove_duplicate=False) for named in (model.named_parameters, model.named_buffers))
-    return {**dict(parameters), **dict(buffers)}
 
 
 def ids_spec(name: str, axes: tuple[Axis | int, ...], limit: int, **more: object) -> TensorSpec:

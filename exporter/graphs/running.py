@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import transformer as torch_transformer
 
-from ..cases.plan import Array
+from ..cases.case import Array
 from ..errors import OptionError, first_line
 from .graph import Graph
 from .precision import made_alike

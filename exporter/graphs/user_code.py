@@ -22,7 +22,7 @@ from ...models.unwrapping import plain_names, unwrap
 from ..contracts.contract import Contract
 from ..contracts.declare import CustomGraph
 from ..errors import OptionError, first_line
-from .graph import named_tensors
+from .parameters import named_tensors
 
 PLACE = re.compile(r"(?P<module>[\w.]+):(?P<name>[\w.]+)")
 FAILURES = (Exception, SystemExit)  # sys.exit in a user's code is no way for us to end
@@ -134,7 +134,7 @@ def read_contract(path: Path, module: nn.Module) -> list[CustomGraph]:
     return list(graphs)
 
 
-def described(contract: Contract) -> str:
+def signature_of(contract: Contract) -> str:
     """A contract in a line: ``src [source, batch], src_mask [source, source] -> memory [source, batch, 64]``."""
 
     def tensors(specs: Sequence[Any]) -> str:

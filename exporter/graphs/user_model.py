@@ -13,20 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..cases.masks import all_open, hide_first, is_padding, length_axis
-from ..cases.plan import Array, Case, disturb, example, make_plan, sizes_of
-from ..contracts.contract import Contract, TensorSpec
+from ..cases.case import Array, Case, sizes_of
+from ..cases.masks import all_open, hide_first, is_padding
+from ..cases.plan import disturb, example, make_plan
+from ..contracts.contract import Contract, TensorSpec, length_axis
 from ..contracts.declare import NAME, CustomGraph
 from ..errors import OptionError, first_line
-from ..formats.program import untied
-from ..parity.compare import NOISE_LIMIT
-from .graph import Graph, named_tensors
+from .graph import Graph
 from .modules import GraphModule
+from .parameters import named_tensors, untied
 from .precision import in_float64
 from .running import evaluating, kept_buffers, plain_torch, run_model, same
 from .user_code import check_float32
 
 FORWARD = "forward"
+NEAR = 1e-3  # of the largest value: float32 and float64 give the same result, roundings apart
 
 
 class Called(GraphModule):
@@ -197,7 +198,7 @@ def _is_causal(graph: Graph, inputs: Mapping[str, Array], mask: TensorSpec) -> b
 
 def _near(single: Tensor, double: Tensor) -> bool:
     error = (single - double).abs().max()
-    return bool(error <= NOISE_LIMIT * double.abs().max())  # so written, NaN is not
+    return bool(error <= NEAR * double.abs().max())  # so written, NaN is not
 
 
 def check_outputs(contract: Contract, case: Case, outputs: Sequence[Any]) -> None:

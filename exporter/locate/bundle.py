@@ -20,8 +20,8 @@ from ..contracts.contract import CACHED, Contract
 from ..errors import BundleError, OptionError
 from ..formats.table import FORMATS
 from ..parity.stored import STORED, StoredCases, read_stored
-from ..parity.verify import left_out
 from ..quiet import quiet
+from ..runtimes.run import left_out
 from .optimizer import OptimizerFault, blame_optimizer
 from .places import Located, Place, locate
 from .reproduction import write_reproduction

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..cases.plan import Array, Case
+from ..cases.case import Array, Case
 from ..graphs.graph import Graph
 from ..graphs.precision import in_float64
 from ..graphs.running import run_graph

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cases.plan import Array
+from ..cases.case import Array
 from ..parity.compare import EXACT
 from ..runtimes.lifting import lift
 from .capture import OUTPUT, Slot, Wanted, difference

@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cases.plan import Case
+from ..cases.case import Case
 from ..contracts.contract import Contract
 from ..errors import OptionError, first_line
 from ..memory import release_memory
 from ..parity.compare import FAIL, Expected, compare_case
-from ..runtimes.runtime import LEVELS, OnnxRuntime, Runtime, RuntimeOptions, run_all
+from ..runtimes.onnxruntime import LEVELS, OnnxRuntime, RuntimeOptions
+from ..runtimes.runtime import Runtime, run_all
 from .rewrites import RULES, TOGETHER, node_types, rewrites
 
 Open = Callable[[Path, RuntimeOptions], Runtime]

@@ -9,14 +9,19 @@ passed on.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..cases.plan import Array, Case
+from ..cases.case import Array, Case
+from ..cases.identities import whole_plan
+from ..cases.plan import few_cases
+from ..contracts.contract import CACHED
 from ..errors import BundleError, OptionError
+from ..formats.table import FORMATS
 from ..graphs.graph import Graph
+from ..parity.report import Finding, GraphReport, ParityReport
 from ..runtimes.lifting import lift
 from ..runtimes.onnx_reference import NodeError, OnnxReference
 from .capture import OUTPUT, Slot, capture, difference
@@ -133,6 +138,34 @@ def locate(path: Path, graph: Graph, cases: Sequence[Case]) -> Located:
     _compare_outputs(forced, results, outputs)
     missing = [name for name in outputs if name not in file.describe().outputs]
     return _report(graph, cases, forced, free, free_results, results, missing)
+
+
+def explained(report: ParityReport, graphs: Mapping[str, Graph], folder: Path) -> ParityReport:
+    """``report`` with the place at which a file leaves the model, where the check of structure failed.
+
+    Args:
+        report: what verification found.
+        graphs: of the model, by name.
+        folder: where the files are.
+    """
+    return ParityReport(tuple(_with_place(row, graphs, folder) for row in report.graphs))
+
+
+def _with_place(row: GraphReport, graphs: Mapping[str, Graph], folder: Path) -> GraphReport:
+    fused = row.graph in CACHED
+    if fused or row.format != "onnx" or "structure" not in {finding.check for finding in row.findings}:
+        return row
+    graph = graphs[row.graph]
+    try:
+        cases = few_cases(whole_plan(graph.contract))
+        places = locate(folder / FORMATS["onnx"].file(row.graph), graph, cases).introduced
+    except Exception:  # it is a help, and must not hide what was found
+        return row
+    found = [
+        Finding("place", f"{place.module or 'the model itself'} leaves the model first: {place.node}, in {place.case}")
+        for place in places[:1]
+    ]
+    return replace(row, findings=(*row.findings, *found))
 
 
 # --- what it means ----------------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ..bundle.staging import Staging
-from ..cases.plan import Array
+from ..cases.case import Array
 from ..errors import BundleError, OptionError
 from ..formats.onnx.stream import read_header, read_model, read_values
 from ..parity.compare import EXACT, FACTOR
-from ..runtimes.runtime import OnnxRuntime
+from ..runtimes.onnxruntime import OnnxRuntime
 from .capture import difference
 from .places import Block, Place
 

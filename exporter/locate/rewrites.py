@@ -14,7 +14,7 @@ import onnx
 from onnx import NodeProto
 
 from ..formats.onnx.stream import subgraphs
-from ..runtimes.runtime import LEVELS, OnnxRuntime, RuntimeOptions
+from ..runtimes.onnxruntime import LEVELS, OnnxRuntime, RuntimeOptions
 
 # The optimiser has no list of its rewrites, but its log says of each whether it changed the graph. The log goes to the
 # stderr of the process, so it is that of another one.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cases.plan import Array
+from ..cases.case import Array
 from ..contracts.contract import Contract
 from .spread import Spread, spread_of, tally
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..cases.plan import Case, sizes_of
+from ..cases.case import Case, sizes_of
 from ..contracts.contract import Contract, TensorSpec
 from ..runtimes.runtime import Description
 from .compare import EXACT, FACTOR, FAIL, NOT_JUDGED, PASS, Comparison
@@ -14,7 +14,7 @@ from .report import CaseReport, Finding, GraphReport
 from .spread import together
 
 if TYPE_CHECKING:
-    from .verify import Run
+    from ..runtimes.run import Run
 
 
 def judge(

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..formats.onnx.shared_weights import WEIGHTS, Array, SharedWeights
+from ..cases.case import Array
+from ..formats.onnx.shared_weights import WEIGHTS, SharedWeights
 from ..graphs.precision import memory_of
 
 

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..cases.case import Array, Case, sizes_of, small
 from ..cases.masks import hides
-from ..cases.plan import Array, Case, example, sizes_of
+from ..cases.plan import example
 from ..contracts.contract import Contract, TensorSpec
 from ..errors import OptionError, first_line
 from ..graphs.graph import Graph
@@ -25,9 +26,9 @@ from ..graphs.inferred import METHODS, NAMES, Usual, arguments_of, usual
 from ..graphs.precision import in_float64, made_alike
 from ..graphs.running import plain_torch
 from ..graphs.user_model import FORWARD, called
+from ..runtimes.run import Run
 from ..runtimes.runtime import Description, described
 from .report import REFERENCE
-from .verify import Run, small
 
 # Whose padding an original's argument is where ours has no such input.
 STANDS_IN = {"memory_key_padding_mask": "src_key_padding_mask"}

@@ -11,21 +11,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..cases.case import Array, Case, small
 from ..cases.identities import every_case
-from ..cases.plan import Array, Case, few_cases
-from ..contracts.contract import CACHED, Contract
+from ..contracts.contract import Contract
 from ..formats.table import FORMATS, Format
 from ..graphs.graph import Graph
-from ..locate.places import locate
 from ..memory import release_memory
 from ..runtimes.eager import Eager
+from ..runtimes.run import Run, composed_runs, runs_of
 from .compare import Expected
 from .lending import lent
 from .reference import compute_references, measure_more
-from .report import Finding, GraphReport, ParityReport
+from .report import GraphReport, ParityReport
 from .search_reference import endless, measure_search, search_references
 from .stored import BUNDLE_LIMIT, StoredCases, select
-from .verify import Run, composed_runs, runs_of, small, verify_file
+from .verify import verify_file
+from .weights import find_weights
 
 Progress = Callable[[str], None]
 Clock = Callable[[str], AbstractContextManager[None]]
@@ -119,12 +120,12 @@ def _plan(graph: Graph, request: Request, *, flexible: bool, steps: bool) -> lis
     return every_case(graph.contract, request.level, own, flexible=other, steps=steps)
 
 
-def contract_in(known: Format, graph: Graph) -> Contract:
+def contract_of_file(known: Format, graph: Graph) -> Contract:
     """What the file of ``graph`` in a format takes and gives."""
     return graph.flexible if known.flexible else graph.contract
 
 
-def weights_in(known: Format, graph: Graph) -> dict[str, Tensor]:
+def weights_of_file(known: Format, graph: Graph) -> dict[str, Tensor]:
     """What the file of ``graph`` in a format must hold, by name: the model's weights, or what is fused of them."""
     scripted = graph.scripted if known.name == "torchscript" else None
     return graph.weights() if scripted is None else dict(scripted().state_dict())
@@ -141,34 +142,15 @@ def _prove_file(
     verbose: bool,
 ) -> list[GraphReport]:
     path = folder / known.file(graph.name)
-    weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in weights_in(known, graph).items()}
-    more = {"others": True} if graph.contract.custom else {}
-    found: list[Finding] = known.load_checker().find_weights(path, weights, **more)
+    weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in weights_of_file(known, graph).items()}
+    found = find_weights(known.name, path, weights, others=graph.contract.custom)
     del weights
     release_memory()
-    contract = contract_in(known, graph)
+    contract = contract_of_file(known, graph)
     present = [name for name, item in graphs.items() if known.holds(item.contract)]
     runs = runs_of(known, contract, present, folder, verbose)
     with lent(graph.module.model, folder):
-        reports = verify_file(
-            path, contract, plan, references, runs, format_name=known.name, found=found, measure=measure
-        )
-    return [_with_place(report, path, graph, plan) for report in reports] if known.name == "onnx" else reports
-
-
-def _with_place(report: GraphReport, path: Path, graph: Graph, plan: Sequence[Case]) -> GraphReport:
-    """The report on structure, where it failed, with the place at which the file leaves the model."""
-    if graph.name in CACHED or "structure" not in {finding.check for finding in report.findings}:
-        return report
-    try:
-        places = locate(path, graph, few_cases(plan)).introduced
-    except Exception:  # it is a help, and must not hide what was found
-        return report
-    found = [
-        Finding("place", f"{place.module or 'the model itself'} leaves the model first: {place.node}, in {place.case}")
-        for place in places[:1]
-    ]
-    return replace(report, findings=(*report.findings, *found))
+        return verify_file(path, contract, plan, references, runs, format_name=known.name, found=found, measure=measure)
 
 
 def _prove_eager(

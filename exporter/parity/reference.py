@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..cases.plan import Case, SameAs
+from ..cases.case import Case, SameAs
 from ..contracts.contract import TensorSpec
 from ..graphs.graph import Graph
 from ..graphs.precision import in_float64
@@ -22,7 +22,7 @@ from ..memory import release_memory
 from .compare import Expected
 from .spread import Sizes, spread_of, tally
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 JITTERED_RUNS = 4
 MORE_RUNS = 28  # where those leave it open
 SMALL_MODEL = 20_000_000  # parameters
@@ -64,7 +64,7 @@ def compute_references(model: nn.Module, graph: Graph, plan: Sequence[Case]) -> 
     return found
 
 
-def _measured(spec: TensorSpec, values: Array, error: float, sizes: Sizes) -> Expected:
+def _measured(spec: TensorSpec, values: Floats, error: float, sizes: Sizes) -> Expected:
     if not spec.dtype.startswith("float") and error == 0:  # where its own runs differ, PyTorch cannot tell either
         return Expected(values, 0.0, exact=True)
     expected = Expected(values, float(error))
@@ -117,8 +117,8 @@ def measure_more(
 
 
 def _jittered_errors(
-    model: nn.Module, graph: Graph, plan: Sequence[Case], references: Sequence[Sequence[Array]], seeds: Iterable[int]
-) -> Array:
+    model: nn.Module, graph: Graph, plan: Sequence[Case], references: Sequence[Sequence[Floats]], seeds: Iterable[int]
+) -> Floats:
     """For each case and output the largest error of float32 runs with weights and inputs nudged."""
     worst = np.zeros((len(plan), len(graph.contract.outputs)))
     for seed in seeds:
@@ -133,7 +133,7 @@ def _jittered_errors(
 def _errors(
     graph: Graph,
     case: Case,
-    references: Sequence[Array],
+    references: Sequence[Floats],
     prepare: Callable[[Tensor], Tensor],
     keep: Callable[[Sizes], None] | None = None,
 ) -> list[float]:
@@ -161,7 +161,7 @@ def threads_for(model: nn.Module) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _run(graph: Graph, case: Case, prepare: Callable[[Tensor], Tensor]) -> list[Array]:
+def _run(graph: Graph, case: Case, prepare: Callable[[Tensor], Tensor]) -> list[Floats]:
     """The outputs in the contract's order, as float64; ``prepare`` sees the float inputs."""
     outputs = run_graph(graph, case.inputs, prepare)
     return [output.double().numpy() for output in outputs]

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..cases.plan import Case
+from ..cases.case import Case
 from ..graphs.graph import Graph
 from ..graphs.modules import Search
 from ..graphs.precision import in_float64

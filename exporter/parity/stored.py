@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cases.plan import Array, Case
+from ..cases.case import Array, Case
 from ..errors import BundleError
 from .compare import Expected
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ..cases.plan import Case
+from ..cases.case import Case
 from ..contracts.contract import Contract
-from ..formats.table import Format
 from ..memory import release_memory
-from ..runtimes.runtime import Composed, Runtime, Stepped, run_all
+from ..runtimes.run import Run
+from ..runtimes.runtime import run_all
 from .compare import EXACT, FACTOR, FAIL, Comparison, Expected, compare_case
 from .judge import check_interface, judge
 from .report import Finding, GraphReport
@@ -24,102 +22,6 @@ DOUBTFUL_RATIO = 4
 
 # For the number of a case its reference, with the noise measured by more runs.
 Measure = Callable[[int], Mapping[str, Expected]]
-
-
-@dataclass(frozen=True)
-class Run:
-    """One way to run a file.
-
-    Attributes:
-        runtime: its name in the report.
-        open: loads the file.
-        takes: whether it is asked for a case.
-        lifted: the file is run in float64, where nothing rounds: the check of structure.
-        dimensions: whether the runtime knows the names of dimensions.
-    """
-
-    runtime: str
-    open: Callable[[Path], Runtime]
-    takes: Callable[[Case], bool] = lambda case: True
-    lifted: bool = False
-    dimensions: bool = True
-
-
-def small(case: Case) -> bool:
-    """Whether a slow runtime is asked for a case."""
-    return case.small
-
-
-def small_shape(case: Case) -> bool:
-    """Whether a slow runtime that only has to agree is: each shape and mask once."""
-    return case.small and case.group not in ("disturbed", "identities")
-
-
-def runs_of(
-    known: Format, contract: Contract, present: Collection[str], folder: Path, verbose: bool = False
-) -> list[Run]:
-    """The ways to run a file in a format; full also by way of encoder and decoder.
-
-    Args:
-        known: the format.
-        contract: of the file.
-        present: the graphs that have a file in the format.
-        folder: where the files are.
-        verbose: let the runtime's own messages through.
-    """
-    runs = [_without(run, left_out(known)) for run in known.load_checker().runs(verbose)]
-    if contract.composed:
-        runs += composed_runs(runs[0], lambda name: runs[0].open(folder / known.file(name)), contract, present)
-    return runs
-
-
-def left_out(known: Format) -> set[str]:
-    """The groups of cases that a file of a format is not asked for."""
-    # What can leave out an input is a function of PyTorch, and refuses numbers that are out of range.
-    return {"steps", "range"} if known.flexible else {"steps", "optional"}
-
-
-def composed_runs(
-    first: Run, open_graph: Callable[[str], Runtime], contract: Contract, present: Collection[str]
-) -> list[Run]:
-    """The other ways to the full graph: by the encoder and the decoder, and by cached steps.
-
-    Args:
-        first: how the full graph itself is run.
-        open_graph: loads another graph.
-        contract: of the full graph.
-        present: the graphs that there are.
-    """
-    found = []
-    if {"encoder", "decoder"} <= set(present):
-        name = f"{first.runtime}, decoder(encoder)"
-        halves = partial(_open_both, Composed, ("encoder", "decoder"), open_graph, contract)
-        found.append(Run(name, halves, first.takes, dimensions=False))
-    if {"prefill", "step"} <= set(present):
-        steps = partial(_open_both, Stepped, ("prefill", "step"), open_graph, contract)
-        found.append(Run(f"{first.runtime}, N cached steps", steps, unpadded_target, dimensions=False))
-    return found
-
-
-def _open_both(
-    kind: type[Composed] | type[Stepped],
-    names: tuple[str, str],
-    open_graph: Callable[[str], Runtime],
-    contract: Contract,
-    _: Path,
-) -> Runtime:
-    first, second = map(open_graph, names)
-    return kind(first, second, contract)
-
-
-def unpadded_target(case: Case) -> bool:
-    """Whether the target of a case has no padding: a cached step knows none. The cases of ``steps`` are made so."""
-    return case.group in ("shapes", "steps") and not case.inputs["tgt_key_padding_mask"].any()
-
-
-def _without(run: Run, groups: Collection[str]) -> Run:
-    """``run``, not asked for cases of ``groups``."""
-    return replace(run, takes=lambda case: case.group not in groups and run.takes(case))
 
 
 def verify_file(

@@ -10,7 +10,6 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..bundle.manifest import read_manifest
 from ..bundle.staging import is_bundle
@@ -19,11 +18,6 @@ from ..errors import OptionError
 from ..parity.report import Finding, GraphReport, ParityReport
 from .junit import junit_xml
 from .page import parity_page
-
-if TYPE_CHECKING:
-    from ..pipeline import ExportResult
-    from ..verification import BundleCheck
-
 
 PREFIX = ".mytx-new-"
 
@@ -57,31 +51,23 @@ def check_places(files: Mapping[str, Path | None], bundles: Sequence[Path], inpu
         _check_place(option, path, place)
 
 
-def write_export(result: ExportResult, *, junit: Path | None) -> None:
-    """Write the report on an export.
+def write_junit(path: Path, report: ParityReport, manifest_sha256: str) -> None:
+    """Write ``report`` as JUnit XML, with the digest of the bundle's manifest.
 
     Raises:
-        OptionError: where a file cannot be written.
+        OptionError: where the file cannot be written.
     """
-    if junit is not None and result.report is not None:
-        write_whole(
-            "--junit", junit, junit_xml(result.report, versions() | {"manifest_sha256": result.manifest_sha256})
-        )
+    write_whole("--junit", path, junit_xml(report, versions() | {"manifest_sha256": manifest_sha256}))
 
 
-def write_check(result: BundleCheck, *, junit: Path | None, html: Path | None) -> None:
-    """Write the reports on a bundle that was verified again.
+def write_html(path: Path, report: ParityReport, bundle: Path, manifest_sha256: str) -> None:
+    """Write the page on ``report``, of a bundle that was verified again.
 
     Raises:
-        OptionError: where a file cannot be written.
+        OptionError: where the file cannot be written.
     """
-    here = versions()
-    if junit is not None:
-        write_whole("--junit", junit, junit_xml(result.report, here | {"manifest_sha256": result.manifest_sha256}))
-    if html is not None:
-        manifest = read_manifest(result.bundle)
-        page = parity_page(result.report, manifest, manifest_sha256=result.manifest_sha256, here=here)
-        write_whole("--html", html, page)
+    page = parity_page(report, read_manifest(bundle), manifest_sha256=manifest_sha256, here=versions())
+    write_whole("--html", path, page)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ..cases.plan import Array
+from ..cases.case import Array
 from ..graphs.graph import Graph
 from ..graphs.running import run_graph
 from .runtime import Description, described

@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_cast import cast_to
 
-from ..cases.plan import Array
+from ..cases.case import Array
 
 ROOTS = 2**20  # of integers up to here: embeddings and heads are no wider
 LOWER = {

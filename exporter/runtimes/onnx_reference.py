@@ -15,7 +15,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from ..cases.plan import Array
+from ..cases.case import Array
 from ..formats.onnx.stream import Weights, read_header, subgraphs
 from .lifting import LOWER, LiftedEvaluator, lift, lift_constant
 from .runtime import Description

@@ -14,13 +14,13 @@ import pytest
 import torch
 from exported_models import Exported, plain
 
-from mytx.exporter.cases.plan import Case
+from mytx.exporter.cases.case import Case
 from mytx.exporter.cli.main import main as cli
+from mytx.exporter.formats.onnx import export as onnx_format
+from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import ExportOptions
-from mytx.exporter.formats.table.onnx import export as onnx_format
-from mytx.exporter.formats.table.onnx import files as onnx_files
+from mytx.exporter.graphs import exportable as subject
 from mytx.exporter.graphs.graph import Graph
-from mytx.exporter.graphs.model_graphs import exportable as subject
 from mytx.exporter.parity import prove as proving
 from mytx.exporter.parity.compare import Expected
 from mytx.models import Model, save_model

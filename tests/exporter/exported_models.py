@@ -9,22 +9,23 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from mytx.exporter.cases.case import Case
 from mytx.exporter.cases.identities import whole_plan
-from mytx.exporter.cases.plan import Case
 from mytx.exporter.contracts.contract import Contract
+from mytx.exporter.formats.onnx import export as onnx_format
+from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import FORMATS, PLAIN
-from mytx.exporter.formats.table.onnx import export as onnx_format
-from mytx.exporter.formats.table.onnx import files as onnx_files
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.compare import Expected
-from mytx.exporter.parity.prove import weights_in
+from mytx.exporter.parity.prove import weights_of_file
 from mytx.exporter.parity.reference import compute_references
 from mytx.exporter.parity.report import GraphReport
 from mytx.exporter.parity.search_reference import search_references
 from mytx.exporter.parity.verify import verify_file
+from mytx.exporter.parity.weights import find_weights
 from mytx.exporter.quiet import quiet
-from mytx.exporter.runtimes.runtime import onnx_checks
+from mytx.exporter.runtimes import onnx_runs
 from mytx.models import ClassificationModel, CoupletModel, Model, TranslationModel
 from mytx.transformer import MyTransformer
 
@@ -158,13 +159,11 @@ class Exported:
         return compute(self.model, self.every[name], plan)
 
     def weights(self, name: str) -> dict[str, np.ndarray]:
-        return {key: tensor.numpy() for key, tensor in weights_in(FORMATS["onnx"], self.every[name]).items()}
+        return {key: tensor.numpy() for key, tensor in weights_of_file(FORMATS["onnx"], self.every[name]).items()}
 
     def verify(self, name: str, path: Path | None = None) -> list[GraphReport]:
         """Reports on the saved file, or on another that stands for it, in each way that it can be run."""
         path = path or self.path(name)
-        found = onnx_checks.find_weights(path, self.weights(name))
+        found = find_weights("onnx", path, self.weights(name))
         plan, expected = self.plan(name), self.expected(name)
-        return verify_file(
-            path, self.contract(name), plan, expected, onnx_checks.runs(), format_name="onnx", found=found
-        )
+        return verify_file(path, self.contract(name), plan, expected, onnx_runs.runs(), format_name="onnx", found=found)

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from cli_support import contents, names
 
+from mytx.exporter.bundle import staging as bundle
 from mytx.exporter.bundle.manifest import MANIFEST, Manifest, describe_files
 from mytx.exporter.bundle.staging import Staging, is_bundle, recover, write_json
-from mytx.exporter.bundle.staging import staging as bundle
 from mytx.exporter.errors import BundleError
 
 

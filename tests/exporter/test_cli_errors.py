@@ -38,13 +38,12 @@ from cli_support import (
 from exported_models import Exported
 
 from mytx.exporter import pipeline
-from mytx.exporter.bundle.staging import inspection as inspecting
-from mytx.exporter.bundle.staging import staging as bundle
+from mytx.exporter.bundle import inspection as inspecting
+from mytx.exporter.bundle import staging as bundle
 from mytx.exporter.contracts.contract import Contract
-from mytx.exporter.formats.table.onnx import export as onnx_format
-from mytx.exporter.formats.table.onnx import files as onnx_files
+from mytx.exporter.formats.onnx import export as onnx_format
+from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.parity import prove as proving
-from mytx.exporter.runtimes.runtime import onnx_checks
 
 Run = Callable[..., Result]
 
@@ -563,7 +562,7 @@ def test_a_bug_where_no_log_can_be_written_is_still_3(
         (onnx_format, "save"),
         (proving, "every_case"),
         (proving, "verify_file"),
-        (onnx_checks, "find_weights"),
+        (proving, "find_weights"),
         (pipeline, "write_stored"),
         (pipeline, "write_json"),
         (pipeline, "describe_files"),

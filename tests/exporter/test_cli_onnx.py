@@ -27,7 +27,7 @@ from exported_models import Exported
 
 from mytx.exporter.cli.main import cli
 from mytx.exporter.contracts import contract
-from mytx.exporter.formats.table.onnx import files as onnx_files
+from mytx.exporter.formats.onnx import files as onnx_files
 
 Run = Callable[..., Result]
 ROW_KEYS = {"graph", "format", "runtime", "cases", "compared", "max_abs_error", "worst_ratio", "allowed", "passed"}

@@ -11,11 +11,11 @@ import pytest
 from exported_models import Exported, translation
 
 from mytx.exporter import OptionError
-from mytx.exporter.cases.plan import Case
+from mytx.exporter.cases.case import Case
 from mytx.exporter.cases.user_cases import read_cases
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.verify import verify_file
-from mytx.exporter.runtimes.runtime import onnx_checks
+from mytx.exporter.runtimes import onnx_runs
 
 CONTRACTS = {name: graph.contract for name, graph in graphs_of(translation(max_length=20)).items()}
 SOURCE: dict[str, Any] = {"src": np.arange(6).reshape(2, 3), "src_key_padding_mask": np.zeros((2, 3), bool)}
@@ -114,7 +114,7 @@ def test_a_case_of_ones_own_is_run_and_judged(tmp_path: Path, exports: Callable[
             exported.contract("generate"),
             [case],
             [outputs],
-            onnx_checks.runs()[:1],
+            onnx_runs.runs()[:1],
             format_name="onnx",
         )
         assert [report.passed for report in reports] == [passed]

@@ -16,9 +16,9 @@ import torch
 from bundles import decoding_bundle
 from mytx.exporter import Bundle, export_bundle, open_bundle
 from mytx.exporter.bundle.generation import SearchOptions, padded
-from mytx.exporter.cases.plan import Array
+from mytx.exporter.cases.case import Array
 from mytx.exporter.contracts.contract import Contract
-from mytx.exporter.runtimes.runtime import RuntimeOptions
+from mytx.exporter.runtimes.onnxruntime import RuntimeOptions
 from mytx.models import Generator, TranslationModel, Vocabulary, demo_folder, load_model
 
 pytestmark = pytest.mark.slow

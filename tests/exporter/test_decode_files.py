@@ -14,11 +14,11 @@ from exported_models import Exported, shaken, translation
 from onnx import GraphProto, numpy_helper
 
 from mytx.exporter.contracts.contract import CACHED, SEARCHES, Contract
+from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import ExportOptions
-from mytx.exporter.formats.table.onnx import files as onnx_files
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.quiet import quiet
-from mytx.exporter.runtimes.runtime import OnnxRuntime
+from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
 from mytx.models import Generator
 
 Exports = Callable[[str], Exported]

@@ -15,8 +15,8 @@ from torch import Tensor
 from mytx.exporter.contracts.contract import CACHED, GRAPHS, SEARCHES, Contract, TensorSpec
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.graphs.modules import arguments
+from mytx.exporter.runtimes.composed import Stepped
 from mytx.exporter.runtimes.eager import Eager
-from mytx.exporter.runtimes.runtime import Stepped
 from mytx.models import Generator
 
 MODELS: dict[str, Callable[[], Any]] = {

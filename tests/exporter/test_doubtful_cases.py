@@ -13,12 +13,13 @@ import torch
 from exported_models import Exported
 from planting import constant, insert, node, set_attribute
 
-from mytx.exporter.cases.plan import Case
+from mytx.exporter.cases.case import Case
 from mytx.exporter.parity.compare import FACTOR, FAIL, ULP, Comparison, Expected
 from mytx.exporter.parity.reference import measure_more
 from mytx.exporter.parity.report import GraphReport
 from mytx.exporter.parity.verify import Measure, _doubtful, verify_file
-from mytx.exporter.runtimes.runtime import OnnxRuntime, onnx_checks
+from mytx.exporter.runtimes import onnx_runs
+from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
 
 
 class Doubt:
@@ -62,10 +63,10 @@ def verify(
     exported: Exported, name: str, path: Path, expected: list[dict[str, Expected]], measure: Measure | None
 ) -> list[GraphReport]:
     """Reports on a file in every way that onnxruntime runs it."""
-    runs = [run for run in onnx_checks.runs() if run.runtime.startswith("onnxruntime")]
+    runs = [run for run in onnx_runs.runs() if run.runtime.startswith("onnxruntime")]
     plan = exported.plan(name)
     reports = verify_file(path, exported.contract(name), plan, expected, runs, format_name="onnx", measure=measure)
-    assert len(reports) == len(onnx_checks.OPTIONS)
+    assert len(reports) == len(onnx_runs.OPTIONS)
     return reports
 
 

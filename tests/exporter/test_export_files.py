@@ -14,13 +14,13 @@ from exported_models import build
 from torch import Tensor, nn
 
 from mytx.exporter import ExportError
-from mytx.exporter.bundle.staging import writing as exporting
+from mytx.exporter.bundle import writing as exporting
 from mytx.exporter.bundle.writing import export_files
 from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
 from mytx.exporter.errors import OptionError
+from mytx.exporter.formats.onnx import export as onnx_format
+from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import ExportOptions
-from mytx.exporter.formats.table.onnx import export as onnx_format
-from mytx.exporter.formats.table.onnx import files as onnx_files
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.graphs.modules import GraphModule

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from exported_models import Exported
 
-from mytx.exporter.cases.plan import Array, Case, fill
+from mytx.exporter.cases.case import Array, Case
+from mytx.exporter.cases.plan import fill
 from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.parity.compare import PASS, Expected, compare_case, compare_values
-from mytx.exporter.runtimes.runtime import LEVELS, OnnxRuntime, RuntimeOptions
+from mytx.exporter.runtimes.onnxruntime import LEVELS, OnnxRuntime, RuntimeOptions
 
 KINDS = ["translation", "bare, every mask", "norm first, gelu, no bias"]
 Exports = Callable[[str], Exported]

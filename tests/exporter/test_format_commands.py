@@ -20,9 +20,9 @@ from test_rebuilt import relist
 from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
 from mytx.exporter import export_bundle, open_bundle
 from mytx.exporter.contracts.contract import GRAPHS, SEARCHES, Contract
+from mytx.exporter.formats.onnx import export as onnx_format
+from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import FORMATS
-from mytx.exporter.formats.table.onnx import export as onnx_format
-from mytx.exporter.formats.table.onnx import files as onnx_files
 
 Run = Callable[..., Result]
 

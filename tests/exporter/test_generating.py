@@ -17,7 +17,7 @@ import torch
 from bundles import decoding_bundle, tiny_bundle, tiny_model
 from mytx.exporter import Bundle, BundleError, Generation, Hypothesis, MytxError, OptionError, open_bundle
 from mytx.exporter.bundle.generation import batches_of, padded
-from mytx.exporter.runtimes.runtime import RuntimeOptions
+from mytx.exporter.runtimes.onnxruntime import RuntimeOptions
 from mytx.models import Generator
 
 TIE = 1e-4  # a decision by less than this can go either way in float32

@@ -13,17 +13,20 @@ import torch
 from exported_models import KINDS, Exported, build, plain
 from torch import Tensor, nn
 
+from mytx.exporter.cases.case import Case
 from mytx.exporter.cases.identities import identities, sizes_of, whole_plan
-from mytx.exporter.cases.plan import LEVELS, Case, make_plan
+from mytx.exporter.cases.plan import LEVELS, make_plan
 from mytx.exporter.contracts.contract import CACHED, Axis, Contract, TensorSpec
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.graphs.modules import GraphModule
 from mytx.exporter.parity.reference import compute_references
 from mytx.exporter.parity.report import GraphReport
-from mytx.exporter.parity.verify import Run, verify_file
+from mytx.exporter.parity.verify import verify_file
+from mytx.exporter.runtimes.composed import Composed
 from mytx.exporter.runtimes.eager import Eager
-from mytx.exporter.runtimes.runtime import Composed, Runtime
+from mytx.exporter.runtimes.run import Run
+from mytx.exporter.runtimes.runtime import Runtime
 from mytx.transformer import MyTransformer
 
 PADDING, FUTURE, ALONE = "behind the padding", "after position", " alone"

@@ -9,7 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from mytx.exporter.bundle.manifest import check_files, read_manifest
+from mytx.exporter.bundle.integrity import check_files
+from mytx.exporter.bundle.manifest import read_manifest
 from mytx.exporter.bundle.staging import recover
 
 MOMENTS = 50

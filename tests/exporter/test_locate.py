@@ -19,7 +19,7 @@ from exported_models import KINDS, Exported
 from onnx import GraphProto
 from planting import Fault, bypass, change, insert, mask_input_ignored, mask_polarity_turned, node, set_attribute
 
-from mytx.exporter.cases.plan import Case
+from mytx.exporter.cases.case import Case
 from mytx.exporter.errors import BundleError, MytxError, OptionError
 from mytx.exporter.formats.onnx.export import finish, save, to_onnx
 from mytx.exporter.locate.places import Block, Located, Place, locate

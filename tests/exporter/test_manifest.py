@@ -15,9 +15,9 @@ import pytest
 
 from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
 from mytx.exporter import BundleError, open_bundle, verify_bundle
+from mytx.exporter.bundle.integrity import check_files
 from mytx.exporter.bundle.manifest import (
     Manifest,
-    check_files,
     describe_files,
     describe_graph,
     read_manifest,

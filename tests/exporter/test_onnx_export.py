@@ -20,16 +20,17 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from mytx.exporter import ExportError, OptionError, export_bundle
+from mytx.exporter.cases.case import small_shape
 from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
+from mytx.exporter.formats.onnx import export as onnx_format
+from mytx.exporter.formats.onnx import stream as onnx_stream
 from mytx.exporter.formats.onnx.stream import write_model
-from mytx.exporter.formats.table.onnx import export as onnx_format
-from mytx.exporter.formats.table.onnx import stream as onnx_stream
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.modules import GraphModule
-from mytx.exporter.parity.verify import small_shape
 from mytx.exporter.quiet import quiet
-from mytx.exporter.runtimes.runtime import OnnxRuntime, onnx_checks
-from mytx.exporter.runtimes.runtime import runtime as runtimes
+from mytx.exporter.runtimes import onnx_runs
+from mytx.exporter.runtimes import runtime as runtimes
+from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
 
 Exports = Callable[[str], Exported]
 REPOSITORY = Path(__file__).parents[2]
@@ -55,7 +56,7 @@ def test_every_graph_of_every_kind_of_model_passes(kind: str, exports: Exports) 
         assert [report.findings for report in reports] == [()] * len(RUNTIMES)
         assert [report.runtime for report in reports] == RUNTIMES
         plan = exported.plan(name)
-        few = sum(map(onnx_checks.few, plan))
+        few = sum(map(onnx_runs.few, plan))
         asked = {
             "onnxruntime": len(plan),
             "onnx.reference": sum(small_shape(case) for case in plan),
@@ -73,10 +74,10 @@ def test_every_graph_of_every_kind_of_model_passes(kind: str, exports: Exports) 
 
 
 def test_a_file_is_run_at_every_optimisation_level_and_on_one_thread() -> None:
-    assert {options.level for options in onnx_checks.OPTIONS} == set(runtimes.LEVELS)
-    assert {options.threads for options in onnx_checks.OPTIONS} == {0, 1}
-    assert [run.runtime for run in onnx_checks.runs()] == RUNTIMES
-    assert [run.lifted for run in onnx_checks.runs()] == [False] * 6 + [True]
+    assert {options.level for options in onnx_runs.OPTIONS} == set(runtimes.LEVELS)
+    assert {options.threads for options in onnx_runs.OPTIONS} == {0, 1}
+    assert [run.runtime for run in onnx_runs.runs()] == RUNTIMES
+    assert [run.lifted for run in onnx_runs.runs()] == [False] * 6 + [True]
 
 
 @pytest.fixture(scope="module")

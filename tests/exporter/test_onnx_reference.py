@@ -16,10 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch.nn import functional
 
-from mytx.exporter.cases.plan import Array, Case
+from mytx.exporter.cases.case import Array, Case
 from mytx.exporter.runtimes.lifting import exact, lift_constant
 from mytx.exporter.runtimes.onnx_reference import NodeError, OnnxReference
-from mytx.exporter.runtimes.runtime import OnnxRuntime
+from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
 
 FLOAT, HALF, INT, BOOL = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64, TensorProto.BOOL
 X = np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 3, 4)

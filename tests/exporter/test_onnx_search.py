@@ -12,7 +12,7 @@ import torch
 from exported_models import Exported, build, shaken
 
 from mytx.exporter.runtimes.onnx_reference import OnnxReference
-from mytx.exporter.runtimes.runtime import OnnxRuntime, RuntimeOptions
+from mytx.exporter.runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
 from mytx.models import CoupletModel, Generator, TranslationModel
 
 Sequences = TranslationModel | CoupletModel

@@ -11,8 +11,8 @@ from onnx import numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
 from bundles import tiny_bundle
+from mytx.exporter.formats.onnx import stream as onnx_stream
 from mytx.exporter.formats.onnx.stream import Weights, read_model, read_values
-from mytx.exporter.formats.table.onnx import stream as onnx_stream
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder", "full"])

@@ -13,14 +13,15 @@ import pytest
 from onnx import GraphProto, TensorProto, helper, numpy_helper
 from planting_rewrites import exponent_of_norm, norm_turned_round, times_one
 
-from mytx.exporter.cases.plan import Array, Case
+from mytx.exporter.cases.case import Array, Case
 from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
 from mytx.exporter.errors import OptionError
 from mytx.exporter.locate.optimizer import OptimizerFault, blame_optimizer
 from mytx.exporter.locate.rewrites import node_types, rewrites
 from mytx.exporter.parity.compare import ULP, Expected
 from mytx.exporter.runtimes.onnx_reference import OnnxReference
-from mytx.exporter.runtimes.runtime import LEVELS, Description, OnnxRuntime, RuntimeOptions
+from mytx.exporter.runtimes.onnxruntime import LEVELS, OnnxRuntime, RuntimeOptions
+from mytx.exporter.runtimes.runtime import Description
 
 WIDTH = 8
 X = TensorSpec("x", "float32", (Axis("batch"), WIDTH))

@@ -12,7 +12,7 @@ import pytest
 from exported_models import EVERY_MASK, classification, plain, translation
 
 from mytx.exporter import OptionError
-from mytx.exporter.cases.plan import Array
+from mytx.exporter.cases.case import Array
 from mytx.exporter.cases.user_cases import own_case, read_cases
 from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.graphs.model_graphs import graphs_of

@@ -10,10 +10,10 @@ import pytest
 from exported_models import KINDS, build, plain, translation
 
 from mytx.exporter import OptionError
+from mytx.exporter.cases.case import Case
 from mytx.exporter.cases.plan import (
     LEVELS,
     LONG,
-    Case,
     attention_mask,
     disturb,
     example,
@@ -25,7 +25,7 @@ from mytx.exporter.cases.plan import (
 )
 from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
 from mytx.exporter.graphs.model_graphs import graphs_of
-from mytx.exporter.runtimes.onnx_checks import few
+from mytx.exporter.runtimes.onnx_runs import few
 
 CONTRACTS = {
     f"{kind}: {name}": graph.contract

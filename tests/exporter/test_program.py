@@ -10,8 +10,9 @@ from exported_models import KINDS, Exported, build
 from torch import nn
 
 from mytx.exporter import ExportError
-from mytx.exporter.formats.program import export_program, pruned
+from mytx.exporter.formats.program import export_program
 from mytx.exporter.graphs.model_graphs import graphs_of
+from mytx.exporter.graphs.parameters import pruned
 from mytx.exporter.quiet import quiet
 
 

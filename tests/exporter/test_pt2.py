@@ -32,15 +32,17 @@ from torch_files import (
 )
 
 from mytx.exporter.errors import BundleError, ExportError, OptionError
+from mytx.exporter.formats import pt2 as pt2_format
 from mytx.exporter.formats.program import export_program
 from mytx.exporter.formats.program_text import is_expression
-from mytx.exporter.formats.pt2 import ExportedGraph, find_weights, load
-from mytx.exporter.formats.table import pt2 as pt2_format
+from mytx.exporter.formats.pt2 import load
+from mytx.exporter.formats.torch_files import describe_file
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.modules import GraphModule
 from mytx.exporter.parity.judge import check_interface
+from mytx.exporter.parity.weights import find_weights
 from mytx.exporter.quiet import quiet
-from mytx.exporter.runtimes.torch_file import describe_file
+from mytx.exporter.runtimes.pt2 import ExportedGraph
 from mytx.transformer import MyTransformerEncoderLayer
 
 
@@ -181,7 +183,7 @@ def test_opening_and_running_warns_of_nothing(honest: TorchFiles, recwarn: pytes
     src = np.ones((2, 3), dtype=np.int64)
     src.flags.writeable = False
     ExportedGraph.open(path).run({"src": src, "src_key_padding_mask": src == 0})
-    find_weights(path, honest.weights("encoder"))
+    find_weights("pt2", path, honest.weights("encoder"))
     assert [str(warning.message) for warning in recwarn] == []
 
 
@@ -377,7 +379,7 @@ def test_planted_code_is_refused_before_it_runs(plant: str, honest: TorchFiles, 
         with pytest.raises(BundleError, match=words) as error:
             attempt(path)
         assert str(error.value).count("\n") == 1
-    assert [finding.check for finding in find_weights(path, honest.weights("encoder"))] == ["weights"]
+    assert [finding.check for finding in find_weights("pt2", path, honest.weights("encoder"))] == ["weights"]
     assert not marker.exists()
     if runs:  # so that the plant is one: PyTorch alone falls for it
         with pytest.raises(Exception):  # noqa: B017,PT011 - whatever PyTorch makes of what is left
@@ -455,7 +457,7 @@ def test_a_foreign_file_is_refused(honest: TorchFiles, tmp_path: Path) -> None:
         with pytest.raises(BundleError, match=words) as error:
             ExportedGraph.open(path)
         assert str(error.value).count("\n") == 1
-        assert [finding.check for finding in find_weights(path, {})] == ["weights"]
+        assert [finding.check for finding in find_weights("pt2", path, {})] == ["weights"]
     assert not (tmp_path / "marker").exists()
 
 

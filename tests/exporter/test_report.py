@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mytx.exporter.cases.plan import Case
+from mytx.exporter.cases.case import Case
 from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
 from mytx.exporter.parity.compare import EXACT, FACTOR, FAIL, NOT_JUDGED, PASS, Comparison
 from mytx.exporter.parity.judge import check_interface, judge
 from mytx.exporter.parity.report import NO_RESULT, CaseReport, Finding, GraphReport, ParityReport
-from mytx.exporter.parity.verify import Run
+from mytx.exporter.runtimes.run import Run
 from mytx.exporter.runtimes.runtime import Description
 
 INPUT = TensorSpec("x", "int64", (Axis("batch"), Axis("source")))

@@ -20,8 +20,8 @@ from mytx.exporter import pipeline, verify_bundle
 from mytx.exporter import verification as check
 from mytx.exporter.bundle.manifest import describe_files
 from mytx.exporter.parity.report import Finding, ParityReport
-from mytx.exporter.parity.report import files as report_files
 from mytx.exporter.parity.stored import read_stored
+from mytx.exporter.report import files as report_files
 from mytx.exporter.report.files import check_places, write_whole
 
 Run = Callable[..., Result]
@@ -171,9 +171,9 @@ def test_each_case_is_a_line_of_parity_json() -> None:
 def test_a_bundle_that_failed_has_a_page_too_and_junit_names_the_weights(
     folder: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mytx.exporter.runtimes.runtime import onnx_checks
+    from mytx.exporter.parity import prove
 
-    monkeypatch.setattr(onnx_checks, "find_weights", lambda *_: [Finding("weights", "a weight differs")])
+    monkeypatch.setattr(prove, "find_weights", lambda *_, **__: [Finding("weights", "a weight differs")])
     junit = tmp_path / "parity.xml"
     result = run("onnx", folder, "-o", tmp_path / "bundle", "--component", "encoder", "--junit", junit)
     assert result.code == 1

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.ct2_model import open_ct2, save_ct2, translate_ct2
 from mytx.exporter import export_bundle, open_bundle
 from mytx.exporter.contracts.contract import GRAPHS as ALL
-from mytx.exporter.runtimes.runtime import OnnxRuntime
+from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
 from mytx.models import load_checkpoint
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,12 @@ import pytest
 import torch
 from exported_models import KINDS, Exported
 
-from mytx.exporter.cases.plan import Array
+from mytx.exporter.cases.case import Array
 from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
+from mytx.exporter.runtimes.composed import Composed
 from mytx.exporter.runtimes.eager import Eager
-from mytx.exporter.runtimes.runtime import Composed, Description, OnnxRuntime, RuntimeOptions, run_all
+from mytx.exporter.runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
+from mytx.exporter.runtimes.runtime import Description, run_all
 
 BATCH, SOURCE, TARGET = Axis("batch", traced=2), Axis("source", traced=7), Axis("target", traced=5)
 

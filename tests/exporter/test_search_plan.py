@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from exported_models import couplet, translation
 
+from mytx.exporter.cases.case import Case
 from mytx.exporter.cases.identities import whole_plan
-from mytx.exporter.cases.plan import LEVELS, Case
+from mytx.exporter.cases.plan import LEVELS
 from mytx.exporter.cases.search_plan import SMALL, in_range, is_small_search, make_search_plan
 from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.errors import OptionError

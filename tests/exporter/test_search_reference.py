@@ -12,7 +12,7 @@ import pytest
 import torch
 from exported_models import build
 
-from mytx.exporter.cases.plan import Array, Case
+from mytx.exporter.cases.case import Array, Case
 from mytx.exporter.cases.search_plan import make_search_plan
 from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.graphs.graph import Graph
@@ -21,8 +21,9 @@ from mytx.exporter.parity.compare import PASS, Expected, compare_case
 from mytx.exporter.parity.report import GraphReport
 from mytx.exporter.parity.search_reference import endless, measure_search, search_references
 from mytx.exporter.parity.stored import read_stored, select, write_stored
-from mytx.exporter.parity.verify import Run, verify_file
+from mytx.exporter.parity.verify import verify_file
 from mytx.exporter.runtimes.eager import Eager
+from mytx.exporter.runtimes.run import Run
 from mytx.exporter.runtimes.runtime import Description
 from mytx.models import Generator
 

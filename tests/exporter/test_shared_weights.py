@@ -22,13 +22,13 @@ from bundles import LETTERS, SOUNDS, tiny_model
 from mytx.exporter import BundleError, OptionError, export_bundle, open_bundle
 from mytx.exporter.bundle.manifest import describe_files
 from mytx.exporter.bundle.rebuild import rebuild
+from mytx.exporter.formats.onnx import shared_weights
 from mytx.exporter.formats.onnx.shared_weights import PAGE, SMALLEST, WEIGHTS, SharedWeights, shares, write_weights
 from mytx.exporter.formats.onnx.stream import read_model, read_values
 from mytx.exporter.formats.table import PLAIN
-from mytx.exporter.formats.table.onnx import shared_weights
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.lending import lent
-from mytx.exporter.runtimes.runtime import onnx_checks
+from mytx.exporter.parity.weights import find_weights
 from mytx.models import CoupletModel, Model, TranslationModel
 from mytx.models.vocab import Vocabulary
 
@@ -391,8 +391,8 @@ def test_the_check_of_weights_finds_each_fault(fault: Callable[[Path, str], None
     """As on an export: the model is at hand, and no manifest is yet."""
     fault(bundle, "full")
     weights = {name: tensor.numpy() for name, tensor in graphs_of(tiny_model())["full"].weights().items()}
-    assert onnx_checks.find_weights(shared_bundle() / "full.onnx", weights) == []
-    found = onnx_checks.find_weights(bundle / "full.onnx", weights)
+    assert find_weights("onnx", shared_bundle() / "full.onnx", weights) == []
+    found = find_weights("onnx", bundle / "full.onnx", weights)
     assert {finding.check for finding in found} == {"weights"}
 
 

@@ -10,11 +10,14 @@ import pytest
 import torch
 from exported_models import Exported
 
-from mytx.exporter.cases.plan import Array, Case, step_cases
+from mytx.exporter.cases.case import Array, Case
+from mytx.exporter.cases.plan import step_cases
 from mytx.exporter.parity.report import GraphReport
-from mytx.exporter.parity.verify import Run, composed_runs, unpadded_target, verify_file
+from mytx.exporter.parity.verify import verify_file
 from mytx.exporter.runtimes.eager import Eager
-from mytx.exporter.runtimes.runtime import Description, OnnxRuntime, Runtime
+from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
+from mytx.exporter.runtimes.run import Run, composed_runs, unpadded_target
+from mytx.exporter.runtimes.runtime import Description, Runtime
 
 Change = Callable[[dict[str, Array]], dict[str, Array]]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from exported_models import Exported
 
-from mytx.exporter.cases.plan import Case
+from mytx.exporter.cases.case import Case
 from mytx.exporter.errors import BundleError
 from mytx.exporter.parity.compare import Expected, compare_case
 from mytx.exporter.parity.stored import POSITIONS, StoredCases, read_stored, select, write_stored

@@ -27,12 +27,14 @@ from torch_files import (
 )
 
 from mytx.exporter.errors import BundleError, ExportError, OptionError
+from mytx.exporter.formats import torchscript as torchscript_format
 from mytx.exporter.formats.table import ExportOptions
-from mytx.exporter.formats.table import torchscript as torchscript_format
-from mytx.exporter.formats.torchscript import TorchScript, find_weights, load
+from mytx.exporter.formats.torch_files import describe_file
+from mytx.exporter.formats.torchscript import load
 from mytx.exporter.graphs.modules import Encode, GraphModule
+from mytx.exporter.parity.weights import find_weights
 from mytx.exporter.quiet import quiet
-from mytx.exporter.runtimes.torch_file import describe_file
+from mytx.exporter.runtimes.torchscript import TorchScript
 from mytx.transformer import MyTransformerEncoderLayer
 
 
@@ -195,7 +197,7 @@ def test_opening_and_running_warns_of_nothing(honest: TorchFiles, recwarn: pytes
     array = np.ones((2, 3), dtype=np.int64)
     array.flags.writeable = False
     TorchScript.open(path).run({"src": array})
-    find_weights(path, honest.weights("encoder"))
+    find_weights("torchscript", path, honest.weights("encoder"))
     assert [str(warning.message) for warning in recwarn] == []
 
 
@@ -383,7 +385,7 @@ def test_a_foreign_file_is_refused(honest: TorchFiles, tmp_path: Path) -> None:
         with pytest.raises(BundleError, match=words) as error:
             TorchScript.open(path)
         assert str(error.value).count("\n") == 1
-        assert [finding.check for finding in find_weights(path, {})] == ["weights"]
+        assert [finding.check for finding in find_weights("torchscript", path, {})] == ["weights"]
 
 
 @pytest.mark.parametrize(

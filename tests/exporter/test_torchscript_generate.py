@@ -10,18 +10,21 @@ import torch
 from exported_models import build
 from torch_files import found, messages, repack
 
-from mytx.exporter.cases.plan import Case
+from mytx.exporter.cases.case import Case
 from mytx.exporter.cases.search_plan import make_search_plan
 from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.formats.table import FORMATS, ExportOptions
-from mytx.exporter.formats.torchscript import TorchScript, load
+from mytx.exporter.formats.torchscript import load
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.model_graphs import graphs_of
-from mytx.exporter.parity.prove import contract_in, weights_in
+from mytx.exporter.parity.prove import contract_of_file, weights_of_file
 from mytx.exporter.parity.report import GraphReport
 from mytx.exporter.parity.search_reference import search_references
-from mytx.exporter.parity.verify import runs_of, verify_file
+from mytx.exporter.parity.verify import verify_file
+from mytx.exporter.parity.weights import find_weights
 from mytx.exporter.quiet import quiet
+from mytx.exporter.runtimes.run import runs_of
+from mytx.exporter.runtimes.torchscript import TorchScript
 from mytx.models import Generator
 
 KNOWN = FORMATS["torchscript"]
@@ -34,7 +37,7 @@ class Search:
     def __init__(self, folder: Path) -> None:
         self.model = build("lively")
         self.graph: Graph = graphs_of(self.model)["generate"]
-        self.contract: Contract = contract_in(KNOWN, self.graph)
+        self.contract: Contract = contract_of_file(KNOWN, self.graph)
         self.plan: list[Case] = make_search_plan(self.graph.contract, level="quick")
         self.expected = search_references(self.model, self.graph, self.plan)
         with quiet():
@@ -43,8 +46,8 @@ class Search:
 
     def verify(self, path: Path | None = None) -> list[GraphReport]:
         path = path or self.path
-        weights = {name: tensor.numpy() for name, tensor in weights_in(KNOWN, self.graph).items()}
-        missing = KNOWN.load_checker().find_weights(path, weights)
+        weights = {name: tensor.numpy() for name, tensor in weights_of_file(KNOWN, self.graph).items()}
+        missing = find_weights(KNOWN.name, path, weights)
         runs = runs_of(KNOWN, self.contract, ["generate"], path.parent)
         return verify_file(
             path, self.contract, self.plan, self.expected, runs, format_name="torchscript", found=missing

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from exported_models import Exported
 
-from mytx.exporter.cases.plan import Array, Case
+from mytx.exporter.cases.case import Array, Case
 from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
 from mytx.exporter.formats.table import FORMATS
 from mytx.exporter.parity.compare import ULP, Expected
 from mytx.exporter.parity.report import Finding, GraphReport
-from mytx.exporter.parity.verify import Run, runs_of, verify_file
-from mytx.exporter.runtimes.runtime import Description, onnx_checks
+from mytx.exporter.parity.verify import verify_file
+from mytx.exporter.runtimes import onnx_runs
+from mytx.exporter.runtimes.run import Run, runs_of
+from mytx.exporter.runtimes.runtime import Description
 
 X = TensorSpec("x", "float32", (Axis("batch"), 4))
 Y = TensorSpec("y", "float32", (Axis("batch"), 4))
@@ -225,7 +227,7 @@ def test_full_is_run_by_way_of_its_halves_too_where_both_are_there(translation: 
     for name in translation.graphs:
         translation.path(name)
     known, contract = FORMATS["onnx"], translation.contract("full")
-    usual = [run.runtime for run in onnx_checks.runs()]
+    usual = [run.runtime for run in onnx_runs.runs()]
     for graph, present in (("full", ["full"]), ("full", ["full", "encoder"]), ("encoder", ["encoder", "decoder"])):
         runs = runs_of(known, translation.contract(graph), present, translation.folder)
         assert [run.runtime for run in runs] == usual

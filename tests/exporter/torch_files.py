@@ -13,17 +13,20 @@ import torch
 from exported_models import KINDS, build, plain
 from planting import checks
 
+from mytx.exporter.cases.case import Case
 from mytx.exporter.cases.identities import whole_plan
-from mytx.exporter.cases.plan import Case, optional_cases
+from mytx.exporter.cases.plan import optional_cases
 from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.formats.table import FORMATS, ExportOptions
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.compare import Expected
-from mytx.exporter.parity.prove import contract_in
+from mytx.exporter.parity.prove import contract_of_file
 from mytx.exporter.parity.reference import compute_references
 from mytx.exporter.parity.report import GraphReport
-from mytx.exporter.parity.verify import runs_of, verify_file
+from mytx.exporter.parity.verify import verify_file
+from mytx.exporter.parity.weights import find_weights
 from mytx.exporter.quiet import quiet
+from mytx.exporter.runtimes.run import runs_of
 from mytx.models import Model
 
 
@@ -54,7 +57,7 @@ class TorchFiles:
         self.folder = folder
 
     def contract(self, name: str) -> Contract:
-        return contract_in(self.known, self.proven.graphs[name])
+        return contract_of_file(self.known, self.proven.graphs[name])
 
     def path(self, name: str) -> Path:
         """The file of a graph, exported when it is first asked for."""
@@ -81,7 +84,7 @@ class TorchFiles:
             expected[:number],
             runs_of(known, contract, present, self.folder),
             format_name=known.name,
-            found=known.load_checker().find_weights(here, self.weights(name)),
+            found=find_weights(known.name, here, self.weights(name)),
         )
 
 

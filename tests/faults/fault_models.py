@@ -21,9 +21,10 @@ from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.modules import GraphModule
 from mytx.exporter.parity.compare import Expected
 from mytx.exporter.parity.reference import compute_references
-from mytx.exporter.parity.verify import Run
+from mytx.exporter.runtimes.composed import Composed
 from mytx.exporter.runtimes.eager import Eager
-from mytx.exporter.runtimes.runtime import Composed, Runtime
+from mytx.exporter.runtimes.run import Run
+from mytx.exporter.runtimes.runtime import Runtime
 
 ROUNDING, VALUES = found_by("rounding"), found_by("rounding", "structure")
 

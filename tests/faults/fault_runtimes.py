@@ -8,8 +8,8 @@ import numpy as np
 from fault import Fault, found_by
 from subject import Subject
 
-from mytx.exporter.cases.plan import Array
-from mytx.exporter.parity.verify import Run
+from mytx.exporter.cases.case import Array
+from mytx.exporter.runtimes.run import Run
 from mytx.exporter.runtimes.runtime import Description, Runtime
 
 Outputs = dict[str, Array]

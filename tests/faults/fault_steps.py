@@ -21,9 +21,11 @@ from planting import (
 from planting_loops import position_moved
 from subject import Subject, in_graph
 
-from mytx.exporter.cases.plan import Array, step_cases
-from mytx.exporter.parity.verify import Run, composed_runs
-from mytx.exporter.runtimes.runtime import Description, Runtime, Stepped
+from mytx.exporter.cases.case import Array
+from mytx.exporter.cases.plan import step_cases
+from mytx.exporter.runtimes.composed import Stepped
+from mytx.exporter.runtimes.run import Run, composed_runs
+from mytx.exporter.runtimes.runtime import Description, Runtime
 
 VALUES, STRUCTURE = found_by("rounding", "structure"), found_by("structure")
 WEIGHTS = found_by("weights", "rounding", "structure")

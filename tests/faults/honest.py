@@ -18,15 +18,15 @@ from rules import allclose_flags, torch_verify_flags
 from subject import collect_less
 from torch import Generator, Tensor, nn
 
+from mytx.exporter.formats.onnx import export as onnx_format
+from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import ExportOptions
-from mytx.exporter.formats.table.onnx import export as onnx_format
-from mytx.exporter.formats.table.onnx import files as onnx_files
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.prove import Request, prove
 from mytx.exporter.parity.report import ParityReport
 from mytx.exporter.quiet import quiet
-from mytx.exporter.runtimes.runtime import OnnxRuntime
+from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
 from mytx.models import Model, load_model
 from mytx.models.demo_files import demo_folder
 from mytx.transformer import MyTransformer

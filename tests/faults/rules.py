@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch.onnx._internal.exporter._verification import VerificationInfo
 
-from mytx.exporter.cases.plan import Array, example
+from mytx.exporter.cases.case import Array
+from mytx.exporter.cases.plan import example
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.runtimes.runtime import Runtime
 

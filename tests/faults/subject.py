@@ -15,7 +15,7 @@ import onnx
 from exported_models import Exported
 from onnx import GraphProto, ModelProto
 
-from mytx.exporter.cases.plan import Case
+from mytx.exporter.cases.case import Case, small
 from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.formats.table import FORMATS
 from mytx.exporter.graphs.graph import Graph
@@ -23,9 +23,12 @@ from mytx.exporter.parity.compare import Comparison, Expected, compare_case
 from mytx.exporter.parity.reference import compute_references, measure_more
 from mytx.exporter.parity.report import GraphReport
 from mytx.exporter.parity.search_reference import measure_search
-from mytx.exporter.parity.verify import Run, runs_of, small, unpadded_target, verify_file
+from mytx.exporter.parity.verify import verify_file
+from mytx.exporter.parity.weights import find_weights
+from mytx.exporter.runtimes.composed import Composed
 from mytx.exporter.runtimes.onnx_reference import OnnxReference
-from mytx.exporter.runtimes.runtime import Composed, Runtime, onnx_checks, run_all
+from mytx.exporter.runtimes.run import Run, runs_of, unpadded_target
+from mytx.exporter.runtimes.runtime import Runtime, run_all
 
 ONNX = FORMATS["onnx"]
 COUNTS = 10.0  # noises: what moves the float64 reference by more must be seen in the outputs
@@ -105,7 +108,7 @@ class Subject:
 
     def verify(self) -> list[GraphReport]:
         """The reports of the standard plan."""
-        found = onnx_checks.find_weights(self.path, self.exported.weights(self.graph))
+        found = find_weights("onnx", self.path, self.exported.weights(self.graph))
         graph = self.reference or self.honest_graph
         more = measure_search if self.contract.searches else measure_more
         measure = partial(more, self.exported.model, graph, self.plan, list(self.expected))

@@ -5,7 +5,7 @@ The step is :class:`mytx.models.CachedDecoder`, exported; the search is :mod:`.o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,7 @@ from ...search.loops import add_search
 from ...search.nodes import Nodes, Part
 from ...search.rounds import Sizes
 from . import export as onnx_format
+from .export import _is_weight, simplify
 
 
 def prefill_model(graphs: Mapping[str, Graph], encoder: ir.Model, step: ir.Model, opset: int) -> ir.Model:
@@ -116,3 +117,66 @@ def _model(
         name=contract.graph,
     )
     return ir.Model(graph, ir_version=like.ir_version)
+
+
+def compose_full(encoder: ir.Model, decoder: ir.Model, contract: Contract) -> ir.Model:
+    """The full graph out of the two halves: the encoder's output is the decoder's ``memory``.
+
+    Half the time of exporting it, and the same nodes. An input of the decoder that the full contract lacks
+    (``memory_key_padding_mask`` of a model on ids) is the source's.
+    """
+    encoder, decoder = encoder.clone(), decoder.clone()
+    weights = set(encoder.graph.initializers) & set(decoder.graph.initializers)
+    _prefix_values(encoder.graph, "encoder/", keep=_weight_names(encoder.graph))
+    _prefix_values(decoder.graph, "decoder/", keep=_weight_names(decoder.graph))
+    encoder.graph.outputs[0].name = "encoder/memory"
+    front = {value.name: value for value in encoder.graph.inputs}
+    inputs: list[ir.Value] = []
+    replaced = {"memory": encoder.graph.outputs[0]}
+    if "memory_key_padding_mask" not in {spec.name for spec in contract.inputs} and "src_key_padding_mask" in front:
+        replaced["memory_key_padding_mask"] = front["src_key_padding_mask"]
+    for value in list(decoder.graph.inputs):
+        if value.name in replaced:
+            ir.convenience.replace_all_uses_with(value, replaced[value.name])
+        else:
+            inputs.append(value)
+    for name in weights & _weight_names(decoder.graph):
+        ir.convenience.replace_all_uses_with(decoder.graph.initializers[name], encoder.graph.initializers[name])
+        del decoder.graph.initializers[name]
+    outputs = list(decoder.graph.outputs)
+    nodes = [*encoder.graph, *decoder.graph]
+    initializers = [*encoder.graph.initializers.values(), *decoder.graph.initializers.values()]
+    everything = {value.name: value for value in [*encoder.graph.inputs, *inputs]}
+    for half in (encoder.graph, decoder.graph):
+        half.inputs.clear()
+        half.outputs.clear()
+        half.remove(list(half))
+        half.initializers.clear()
+    graph = ir.Graph(
+        [everything[spec.name] for spec in contract.inputs],
+        outputs,
+        nodes=nodes,
+        initializers=initializers,
+        opset_imports=dict(encoder.graph.opset_imports),
+        name="full",
+    )
+    model = ir.Model(graph, ir_version=encoder.ir_version)
+    simplify(model)
+    return model
+
+
+def _prefix_values(graph: ir.Graph, prefix: str, keep: Iterable[str]) -> None:
+    """Put ``prefix`` before every node and every inner name, so that two graphs can become one."""
+    kept = {*keep, *(value.name for value in [*graph.inputs, *graph.outputs])}
+    for value in list(graph.initializers.values()):
+        if value.name not in kept:
+            value.name = prefix + (value.name or "")
+    for node in graph:
+        node.name = prefix + (node.name or "")
+        for value in node.outputs:
+            if value.name not in kept:
+                value.name = prefix + (value.name or "")
+
+
+def _weight_names(graph: ir.Graph) -> set[str]:
+    return {name for name, value in graph.initializers.items() if _is_weight(value)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -69,52 +69,6 @@ def from_program(program: ExportedProgram, what: str, opset: int) -> ir.Model:
         ) from error
     assert exported is not None
     return exported.model
-
-
-def compose_full(encoder: ir.Model, decoder: ir.Model, contract: Contract) -> ir.Model:
-    """The full graph out of the two halves: the encoder's output is the decoder's ``memory``.
-
-    Half the time of exporting it, and the same nodes. An input of the decoder that the full contract lacks
-    (``memory_key_padding_mask`` of a model on ids) is the source's.
-    """
-    encoder, decoder = encoder.clone(), decoder.clone()
-    weights = set(encoder.graph.initializers) & set(decoder.graph.initializers)
-    _prefix_values(encoder.graph, "encoder/", keep=_weight_names(encoder.graph))
-    _prefix_values(decoder.graph, "decoder/", keep=_weight_names(decoder.graph))
-    encoder.graph.outputs[0].name = "encoder/memory"
-    front = {value.name: value for value in encoder.graph.inputs}
-    inputs: list[ir.Value] = []
-    replaced = {"memory": encoder.graph.outputs[0]}
-    if "memory_key_padding_mask" not in {spec.name for spec in contract.inputs} and "src_key_padding_mask" in front:
-        replaced["memory_key_padding_mask"] = front["src_key_padding_mask"]
-    for value in list(decoder.graph.inputs):
-        if value.name in replaced:
-            ir.convenience.replace_all_uses_with(value, replaced[value.name])
-        else:
-            inputs.append(value)
-    for name in weights & _weight_names(decoder.graph):
-        ir.convenience.replace_all_uses_with(decoder.graph.initializers[name], encoder.graph.initializers[name])
-        del decoder.graph.initializers[name]
-    outputs = list(decoder.graph.outputs)
-    nodes = [*encoder.graph, *decoder.graph]
-    initializers = [*encoder.graph.initializers.values(), *decoder.graph.initializers.values()]
-    everything = {value.name: value for value in [*encoder.graph.inputs, *inputs]}
-    for half in (encoder.graph, decoder.graph):
-        half.inputs.clear()
-        half.outputs.clear()
-        half.remove(list(half))
-        half.initializers.clear()
-    graph = ir.Graph(
-        [everything[spec.name] for spec in contract.inputs],
-        outputs,
-        nodes=nodes,
-        initializers=initializers,
-        opset_imports=dict(encoder.graph.opset_imports),
-        name="full",
-    )
-    model = ir.Model(graph, ir_version=encoder.ir_version)
-    simplify(model)
-    return model
 
 
 def simplify(model: ir.Model) -> None:
@@ -252,23 +206,6 @@ def _check_value(value: ir.Value, spec: TensorSpec, graph: str, symbols: dict[st
 
 def _is_weight(value: ir.Value | None) -> bool:
     return value is not None and "weight" in value.metadata_props
-
-
-def _weight_names(graph: ir.Graph) -> set[str]:
-    return {name for name, value in graph.initializers.items() if _is_weight(value)}
-
-
-def _prefix_values(graph: ir.Graph, prefix: str, keep: Iterable[str]) -> None:
-    """Put ``prefix`` before every node and every inner name, so that two graphs can become one."""
-    kept = {*keep, *(value.name for value in [*graph.inputs, *graph.outputs])}
-    for value in list(graph.initializers.values()):
-        if value.name not in kept:
-            value.name = prefix + (value.name or "")
-    for node in graph:
-        node.name = prefix + (node.name or "")
-        for value in node.outputs:
-            if value.name not in kept:
-                value.name = prefix + (value.name or "")
 
 
 def _merge_constants(graph: ir.Graph) -> None:

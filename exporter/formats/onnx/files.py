@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from ...graphs.graph import Graph
 from ..table import ExportOptions
-from .compose import prefill_model, search_model
-from .export import compose_full, finish, name_weights, save, to_onnx
+from .compose import compose_full, prefill_model, search_model
+from .export import finish, name_weights, save, to_onnx
 
 # Most of the time goes into exporting: what can be is made of graphs that were exported.
 MADE_OF = {

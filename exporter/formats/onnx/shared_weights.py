@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from ...cases.case import Array
 from ...errors import BundleError, OptionError
 
-Array = NDArray[np.generic]
 WEIGHTS = "weights.bin"
 MODES = ("auto", "inline", "shared")
 AUTO_LIMIT = 16 * 2**20  # bytes: up to here one file for each graph is more convenient, and costs little

@@ -11,16 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import onnx
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from ...cases.case import Array
 from ...errors import ExportError
 from .shared_weights import INLINE_LIMIT, WEIGHTS, Place, SharedWeights
-
-Array = NDArray[np.generic]
 
 # Field number and wire type 2 (length-delimited), from onnx.proto.
 MODEL_GRAPH = bytes([7 << 3 | 2])

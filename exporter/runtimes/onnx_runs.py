@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ..cases.plan import Array, Case
-from ..parity.report import Finding
-from ..parity.verify import Run, small, small_shape
-from ..parity.weights import check_weights, weight_findings
+from ..cases.case import Case, small, small_shape
 from .onnx_reference import OnnxReference
-from .runtime import OnnxRuntime, RuntimeOptions
+from .onnxruntime import OnnxRuntime, RuntimeOptions
+from .run import Run
 
 # As it comes, and then on one thread and at each level of optimisation: a fault of the optimiser and one of the
 # exporter look different, and some faults need two threads.
@@ -45,8 +42,3 @@ def runs(verbose: bool = False) -> list[Run]:
 def few(case: Case) -> bool:
     """Whether its other ways are: small cases, long ones alone, and a user's own. On a large model they cost most."""
     return case.small or case.group == "own" or case.alone
-
-
-def find_weights(path: Path, weights: Mapping[str, Array], *, others: bool = False) -> list[Finding]:
-    """What is wrong with the weights of the file: check 1; ``others`` as for :func:`~.weights.check_weights`."""
-    return weight_findings(path, lambda: check_weights(path, weights, others=others))
