@@ -15,7 +15,7 @@ import torch
 from exported_models import Exported, plain
 
 from mytx.exporter.cases.case import Case
-from mytx.exporter.cli.main import main as cli
+from mytx.exporter.cli import main as cli
 from mytx.exporter.formats.onnx import export as onnx_format
 from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import ExportOptions

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cli_support import Result
 
-from mytx.exporter.cli.main import main as cli
+from mytx.exporter.cli import main as cli
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "translation"
 QUICK = ("--plan", "quick")

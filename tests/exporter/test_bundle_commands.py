@@ -19,7 +19,7 @@ from onnx import numpy_helper
 from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
 from mytx.exporter import OptionError, export_bundle, open_bundle, verify_bundle
 from mytx.exporter.bundle.manifest import describe_files
-from mytx.exporter.cli.main import main as cli
+from mytx.exporter.cli import main as cli
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.stored import read_stored
 from mytx.models import MytxError, save_model

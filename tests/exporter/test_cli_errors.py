@@ -173,7 +173,7 @@ def test_numbers_that_are_not_finite_are_null_in_the_json(
     def fail(*arguments: object) -> object:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("mytx.exporter.runtimes.runtime.OnnxRuntime.run", fail)
+    monkeypatch.setattr("mytx.exporter.runtimes.onnxruntime.OnnxRuntime.run", fail)
     result = run("onnx", folder, "-o", tmp_path / "bundle", "--json", "--component", "encoder")
     assert result.code == 1
     rows = [row for row in result.json()["graphs"] if row["runtime"].startswith("onnxruntime")]

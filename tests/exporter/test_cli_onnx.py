@@ -329,7 +329,8 @@ VERDICT = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from mytx.exporter import cli, export_commands
+from mytx.exporter.cli import export as export_commands
+from mytx.exporter.cli import main as cli
 passed = sys.argv[1] == "passed"
 result = SimpleNamespace(passed=passed, report=None, bundle=Path("x"), assumed=(), seconds={}, to_dict=lambda: {})
 export_commands._export = lambda *arguments, **options: result

@@ -14,7 +14,7 @@ from cli_support import Result
 
 from bundles import tiny_bundle
 from mytx.exporter.bundle.manifest import MANIFEST
-from mytx.exporter.cli.main import main as cli
+from mytx.exporter.cli import main as cli
 
 Run = Callable[..., Result]
 

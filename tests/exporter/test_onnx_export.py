@@ -29,7 +29,7 @@ from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.modules import GraphModule
 from mytx.exporter.quiet import quiet
 from mytx.exporter.runtimes import onnx_runs
-from mytx.exporter.runtimes import runtime as runtimes
+from mytx.exporter.runtimes import onnxruntime as runtimes
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
 
 Exports = Callable[[str], Exported]

@@ -194,7 +194,7 @@ def test_an_installed_package_has_the_templates() -> None:
     """An editable install has them anyway; a wheel has what setup.cfg says."""
     settings = configparser.ConfigParser()
     settings.read(Path(__file__).parents[2] / "setup.cfg")
-    pattern = settings["options.package_data"]["mytx.exporter"]
+    pattern = settings["options.package_data"]["mytx.exporter.report"]
     assert sorted(path.name for path in TEMPLATES.parent.glob(pattern)) == ["parity.css", "parity.html", "plots.html"]
 
 
