@@ -5,13 +5,19 @@ To open a file is to run a program: open those that come from a source that you 
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 
 from ..graphs.graph import Graph
+from ..graphs.modules import GraphModule
 from .program import export_program
 from .table import FORMATS, ExportOptions
 from .torch_archive import check_program
@@ -30,10 +36,11 @@ def export(graphs: Mapping[str, Graph], name: str, folder: Path, options: Export
         ExportError: where PyTorch cannot export the graph.
         OSError: where the file cannot be written.
     """
-    program = export_program(graphs[name])
+    graph = graphs[name]
+    program = export_program(replace(graph, module=by_position(graph)))
     for node in program.graph.nodes:  # source lines with the paths of this machine; nothing needs them
         node.meta.pop("stack_trace", None)
-    extra = describe_file(graphs[name].contract, options.producer)
+    extra = describe_file(graph.contract, options.producer)
     torch.export.save(program, folder / FORMATS["pt2"].file(name), extra_files=extra)
 
 
@@ -47,7 +54,20 @@ def load(path: Path) -> ExportedProgram:
     return program
 
 
-# --- dimensions ------------------------------------------------------------------------------------------------------
+def by_position(graph: Graph) -> GraphModule:
+    """The module of ``graph`` with the contract's inputs, and no others, as positional arguments.
 
+    PyTorch allows one way to call a program, and readers without Python go by position. ``module().forward`` takes the
+    inputs by name as well.
+    """
+    names = [spec.name for spec in graph.contract.inputs]
 
-# --- float64 ---------------------------------------------------------------------------------------------------------
+    def forward(self: GraphModule, *inputs: Tensor) -> Any:
+        return type(graph.module).forward(self, **dict(zip(names, inputs, strict=True)))
+
+    kinds = inspect.Parameter
+    parameters = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in ("self", *names)]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # torch.export goes by it
+    module = copy.copy(graph.module)
+    module.__class__ = type(type(module).__name__, (type(module),), {"forward": forward, "positional": True})
+    return module

@@ -6,7 +6,7 @@ Every mask may be left out here; a contract says which of them a file takes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,13 @@ def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class GraphModule(nn.Module):
-    """What all have in common: the model, as ``model``, so that its names are the state dict's after ``model.``."""
+    """What all have in common: the model, as ``model``, so that its names are the state dict's after ``model.``.
+
+    Attributes:
+        positional: whether a program made of it takes its inputs by position, not by name.
+    """
+
+    positional: ClassVar[bool] = False
 
     def __init__(self, model: Any) -> None:
         super().__init__()

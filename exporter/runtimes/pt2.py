@@ -30,7 +30,8 @@ class ExportedGraph(TorchRuntime):
 
     def __init__(self, program: ExportedProgram, contract: Contract | None, lifted: bool = False) -> None:
         module = program.module()
-        super().__init__(_lift(module) if lifted else module, contract, lifted)
+        # forward takes the inputs by name whichever way the program was made to be called.
+        super().__init__((_lift(module) if lifted else module).forward, contract, lifted)
         self.program = program
         self.names = list(inspect.signature(module.forward).parameters)
 

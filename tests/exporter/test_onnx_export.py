@@ -24,6 +24,7 @@ from mytx.exporter.cases.case import small_shape
 from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
 from mytx.exporter.formats.onnx import export as onnx_format
 from mytx.exporter.formats.onnx import stream as onnx_stream
+from mytx.exporter.formats.onnx.compose import compose_full
 from mytx.exporter.formats.onnx.stream import write_model
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.modules import GraphModule
@@ -429,7 +430,7 @@ def test_weights_are_in_the_file_where_there_is_no_other(translation: Exported, 
 def test_saving_and_composing_leave_the_models_as_they_were(translation: Exported, tmp_path: Path) -> None:
     halves = [translation.raw("encoder"), translation.raw("decoder")]
     before = [ir.to_proto(model).SerializeToString(deterministic=True) for model in halves]
-    onnx_format.compose_full(halves[0], halves[1], translation.contract("full"))
+    compose_full(halves[0], halves[1], translation.contract("full"))
     write_model(halves[0], tmp_path / "x.onnx")
     assert [ir.to_proto(model).SerializeToString(deterministic=True) for model in halves] == before
 

@@ -367,7 +367,7 @@ def torch_runs(path: Path) -> None:
     """Open a file in PyTorch alone, and run it once."""
     src = torch.ones(2, 7, dtype=torch.int64)
     with quiet():
-        torch.export.load(path).module()(src=src, src_key_padding_mask=src == 0)
+        torch.export.load(path).module()(src, src == 0)
 
 
 @pytest.mark.parametrize("plant", plants())
@@ -498,6 +498,23 @@ def test_an_archive_behind_another_is_not_taken_for_it(honest: TorchFiles, tmp_p
         with pytest.raises(BundleError):
             load(path)
     assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("kind", ["translation", "bare, every mask"])
+@pytest.mark.parametrize("name", ["encoder", "decoder", "full"])
+def test_pytorch_alone_calls_a_file_by_position_or_by_name(
+    files: Callable[[str], TorchFiles], kind: str, name: str
+) -> None:
+    made = files(kind)
+    cases, expected, _ = made.proven.cases(name)
+    inputs = [torch.from_numpy(cases[0].inputs[spec.name]) for spec in made.contract(name).inputs]
+    with quiet(), torch.inference_mode():
+        module = torch.export.load(made.path(name)).module()
+        by_position = module(*inputs)
+        by_name = module.forward(**dict(zip([spec.name for spec in made.contract(name).inputs], inputs, strict=True)))
+    (reference,) = expected[0].values()
+    assert np.allclose(by_position, reference.values, atol=1e-5)
+    assert torch.equal(by_position, by_name)
 
 
 def test_no_graph_needs_another(honest: TorchFiles) -> None:
