@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ...models.parts import listed
-from ...models.reading import read_file
-from ...models.unwrapping import plain_names, unwrap
+from ...models.checkpoints.files import read_file
+from ...models.checkpoints.ledger import listed
+from ...models.checkpoints.state_dict import plain_names, unwrap
 from ..contracts.contract import Contract
 from ..contracts.declare import CustomGraph
 from ..errors import OptionError, first_line

@@ -7,10 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..transformer import TransformerConfig
-from .config import Assumption, ModelConfig
-from .errors import CheckpointError
-from .vocab import Vocabulary
+from ...transformer import TransformerConfig
+from ..config import Assumption, ModelConfig
+from ..errors import CheckpointError
+from ..vocab import Vocabulary
 
 ALWAYS = ("activation", "norm_first", "layer_norm_eps")
 WITH_TOKENS = (*ALWAYS, "embedding_scale", "pad_id")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .errors import CheckpointError
-from .keys import STACK_NAME
-from .parts import Parts, complain, describe, listed
-from .unwrapping import LAYER
+from ..errors import CheckpointError
+from .key_option import STACK_NAME
+from .ledger import Parts, complain, describe, listed
+from .state_dict import LAYER
 
 STACKS = ("encoder", "decoder")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")

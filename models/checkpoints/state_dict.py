@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .errors import CheckpointError
+from ..errors import CheckpointError
 
 #: Where a checkpoint keeps its weights, best first; a bare state dict comes before all of them.
 PREFERRED = (

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .build import Model, assume, config_of, empty_model, fill_model
-from .config import ModelConfig
-from .embedding import sinusoidal_positions
-from .errors import CheckpointError
-from .keys import Keys, apply_keys
-from .layouts import Sizes, place_layers
-from .mapping import place_outer
-from .parts import CLASSIFIER, HEAD, POSITIONS, REQUIRED, SHARED, SOURCE, Parts, account, complain, to_float32
-from .reading import read_file
-from .settings import APPLY, DEFAULTS, check_heads, option, settle
-from .storage import CONFIG, load_model
-from .unwrapping import unwrap
-from .vocab import Vocabulary, find_vocab
+from ..build import Model, assume, config_of, empty_model, fill_model
+from ..config import ModelConfig
+from ..embedding import sinusoidal_positions
+from ..errors import CheckpointError
+from ..vocab import Vocabulary, find_vocab
+from .assumptions import APPLY, DEFAULTS, check_heads, option, settle
+from .embeddings_and_head import place_outer
+from .files import read_file
+from .folder import CONFIG, load_model
+from .key_option import Keys, apply_keys
+from .layers import Sizes, place_layers
+from .ledger import CLASSIFIER, HEAD, POSITIONS, REQUIRED, SHARED, SOURCE, Parts, account, complain, to_float32
+from .state_dict import unwrap
 
 Vocab = str | Path | Mapping[str, Any] | Vocabulary
 
@@ -47,7 +47,7 @@ def load_checkpoint(
         path: the file, or a folder that ``save_model`` wrote.
         nhead: number of heads; a checkpoint does not tell.
         keys: which tensor is what, where names and shapes leave it open: ``{"source_embedding": "embed.weight"}`` or
-            ``["source_embedding=embed.weight"]``. See :func:`~mytx.models.keys.apply_keys`.
+            ``["source_embedding=embed.weight"]``. See :func:`~mytx.models.checkpoints.key_option.apply_keys`.
         activation, norm_first, layer_norm_eps: as in :class:`~mytx.transformer.TransformerConfig`.
         embedding_scale, pad_id, bos_id, eos_id, pooling: as in :class:`~mytx.models.ModelConfig`.
         vocab: vocabulary, or its JSON file; default: ``vocab.json`` beside the checkpoint. Ids of its special tokens

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .config import Assumption
-from .errors import CheckpointError
+from ..config import Assumption
+from ..errors import CheckpointError
 
 SHOWN = 5
 

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import read_parts, read_vocab, rows
-from .keys import Keys, apply_keys
-from .layouts import place_layers
-from .mapping import place_outer
-from .parts import CLASSIFIER, HEAD, POSITIONS, SHARED, SOURCE
-from .settings import likely_heads, settle
+from .assumptions import likely_heads, settle
+from .embeddings_and_head import place_outer
+from .key_option import Keys, apply_keys
+from .layers import place_layers
+from .ledger import CLASSIFIER, HEAD, POSITIONS, SHARED, SOURCE
+from .load import read_parts, read_vocab, rows
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from .build import Model, config_of, empty_model, fill_model
-from .config import ModelConfig
-from .errors import CheckpointError
-from .parts import Parts, account, is_finite, to_float32
-from .reading import read_safetensors
+from ..build import Model, config_of, empty_model, fill_model
+from ..config import ModelConfig
+from ..errors import CheckpointError
+from .files import read_safetensors
+from .ledger import Parts, account, is_finite, to_float32
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"

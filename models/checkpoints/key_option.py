@@ -7,9 +7,9 @@ import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 
-from .errors import CheckpointError
-from .parts import HEAD, HEAD_BIAS, OUTER, ROLES, Parts
-from .unwrapping import plain_name
+from ..errors import CheckpointError
+from .ledger import HEAD, HEAD_BIAS, OUTER, ROLES, Parts
+from .state_dict import plain_name
 
 Keys = Mapping[str, str | Sequence[str]] | Sequence[str]
 
@@ -29,8 +29,8 @@ def apply_keys(parts: Parts, keys: Keys) -> None:
     Args:
         parts: changed in place.
         keys: pairs of a name and a tensor of the checkpoint, as a mapping or as ``NAME=KEY`` strings. NAME is a role
-            (:data:`~mytx.models.parts.ROLES`), ``ignore`` (repeatable; KEY may hold ``*``), or a name of our own
-            state dicts.
+            (:data:`~mytx.models.checkpoints.ledger.ROLES`), ``ignore`` (repeatable; KEY may hold ``*``), or a name of
+            our own state dicts.
 
     Raises:
         CheckpointError: for a pair that is malformed, unknown or given twice.

@@ -7,9 +7,9 @@ import re
 import torch
 from torch import Tensor
 
-from .errors import CheckpointError
-from .parts import CLASSIFIER, HEAD, HEAD_BIAS, POSITIONS, ROLES, SHARED, SOURCE, TARGET, Parts, describe
-from .unwrapping import LAYER
+from ..errors import CheckpointError
+from .ledger import CLASSIFIER, HEAD, HEAD_BIAS, POSITIONS, ROLES, SHARED, SOURCE, TARGET, Parts, describe
+from .state_dict import LAYER
 
 #: Names of upstream's task models and of PyTorch's translation tutorial; any prefix may come before them.
 KNOWN = {
