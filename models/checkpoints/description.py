@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .assumptions import likely_heads, settle
+from .assumptions import choose_settings, likely_heads
 from .embeddings_and_head import place_outer
 from .key_option import Keys, apply_keys
 from .layers import place_layers
-from .ledger import CLASSIFIER, HEAD, POSITIONS, SHARED, SOURCE
-from .load import read_parts, read_vocab, rows
+from .load import read_tensors, read_vocab, rows
+from .names import CLASSIFIER, HEAD, POSITIONS, SHARED, SOURCE
 
 
 @dataclass(frozen=True)
@@ -48,29 +48,29 @@ def describe_checkpoint(path: str | Path, keys: Keys = ()) -> CheckpointDescript
         CheckpointError: where it cannot be read, or holds nothing that is known.
     """
     path = Path(path)
-    parts = read_parts(path)
-    names = list(parts.left)
-    parameters = sum(tensor.numel() for tensor in parts.left.values())
-    apply_keys(parts, keys)
-    sizes = place_layers(parts)
-    kind = place_outer(parts, sizes.d_model, has_decoder=sizes.num_decoder_layers > 0)
+    ledger = read_tensors(path)
+    names = list(ledger.left)
+    parameters = sum(tensor.numel() for tensor in ledger.left.values())
+    apply_keys(ledger, keys)
+    sizes = place_layers(ledger)
+    kind = place_outer(ledger, sizes.d_model, has_decoder=sizes.num_decoder_layers > 0)
     values = dict(vars(sizes))
     if kind != "transformer":
-        values["src_vocab_size"] = rows(parts, SHARED) or rows(parts, SOURCE)
-        values["max_length"] = rows(parts, POSITIONS) or None
+        values["src_vocab_size"] = rows(ledger, SHARED) or rows(ledger, SOURCE)
+        values["max_length"] = rows(ledger, POSITIONS) or None
     if kind in ("translation", "couplet"):
-        values["tgt_vocab_size"] = rows(parts, HEAD)
+        values["tgt_vocab_size"] = rows(ledger, HEAD)
     if kind == "classification":
-        values["num_classification"] = rows(parts, CLASSIFIER[2])
-    _, assumed = settle(kind, sizes.d_model, {}, read_vocab(kind, path, None))
+        values["num_classification"] = rows(ledger, CLASSIFIER[2])
+    _, assumed = choose_settings(kind, sizes.d_model, {}, read_vocab(kind, path, None))
     return CheckpointDescription(
         kind=kind,
         layout=layout_of(names),
         parameters=parameters,
         sizes=values,
         likely_heads=likely_heads(sizes.d_model),
-        assumed=[asdict(item) for item in [*assumed, *parts.assumed]],
-        unknown_tensors=sorted(parts.left),
+        assumed=[asdict(item) for item in [*assumed, *ledger.assumed]],
+        unknown_tensors=sorted(ledger.left),
     )
 
 
