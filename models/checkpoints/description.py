@@ -6,12 +6,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from .assumptions import choose_settings, likely_heads
 from .embeddings_and_head import place_outer
 from .key_option import Keys, apply_keys
 from .layers import place_layers
+from .ledger import Ledger
 from .load import read_tensors, read_vocab, rows
 from .names import CLASSIFIER, HEAD, POSITIONS, SHARED, SOURCE
+from .values import bad_weights
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class CheckpointDescription:
         likely_heads: head counts to choose from, as it does not say.
         assumed: what an export would assume, and where from.
         unknown_tensors: those that have no place.
+        bad_weights: weights that an export refuses, as :class:`~mytx.models.checkpoints.values.BadWeight` has them.
     """
 
     kind: str
@@ -35,6 +40,7 @@ class CheckpointDescription:
     likely_heads: list[int]
     assumed: list[dict[str, Any]]
     unknown_tensors: list[str]
+    bad_weights: list[dict[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values for JSON."""
@@ -49,8 +55,8 @@ def describe_checkpoint(path: str | Path, keys: Keys = ()) -> CheckpointDescript
     """
     path = Path(path)
     ledger = read_tensors(path)
-    names = list(ledger.left)
-    parameters = sum(tensor.numel() for tensor in ledger.left.values())
+    tensors = dict(ledger.left)
+    parameters = sum(tensor.numel() for tensor in tensors.values())
     apply_keys(ledger, keys)
     sizes = place_layers(ledger)
     kind = place_outer(ledger, sizes.d_model, has_decoder=sizes.num_decoder_layers > 0)
@@ -65,13 +71,27 @@ def describe_checkpoint(path: str | Path, keys: Keys = ()) -> CheckpointDescript
     _, assumed = choose_settings(kind, sizes.d_model, {}, read_vocab(kind, path, None))
     return CheckpointDescription(
         kind=kind,
-        layout=layout_of(names),
+        layout=layout_of(list(tensors)),
         parameters=parameters,
         sizes=values,
         likely_heads=likely_heads(sizes.d_model),
         assumed=[asdict(item) for item in [*assumed, *ledger.assumed]],
         unknown_tensors=sorted(ledger.left),
+        bad_weights=[asdict(bad) for bad in bad_weights(weights_of(ledger, tensors))],
     )
+
+
+def weights_of(ledger: Ledger, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a checkpoint's ``tensors`` that are weights: placed in the model, or left with a name that says so.
+
+    Buffers that no model has a place for, such as position ids or a count of batches, are none.
+    """
+    placed = {ledger.origins[ours] for ours in ledger.placed}
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name in placed or (name in ledger.left and name.endswith("weight"))
+    }
 
 
 def layout_of(names: list[str]) -> str:

@@ -110,7 +110,8 @@ def matrices(ledger: Ledger, d_model: int) -> tuple[list[str], list[str]]:
     lone: list[str] = []
     for name in outer_names(ledger):
         tensor = ledger.left[name]
-        if tensor.dim() != 2 or tensor.size(1) != d_model or not tensor.is_floating_point():
+        weight = tensor.is_floating_point() or name.endswith("weight")  # a weight of integers is refused later, by name
+        if tensor.dim() != 2 or tensor.size(1) != d_model or not weight:
             continue
         bias = ledger.left.get(bias_of(name))
         (lone if bias is None or bias.shape != tensor.shape[:1] else pairs).append(name)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..config import Assumption
 from ..errors import CheckpointError
-from .values import copy_float32, is_finite, unsuited
+from .values import DIVERGED, SAVE, copy_float32, is_finite, unsuited
 
 SHOWN = 5
 
@@ -96,20 +96,22 @@ def to_float32(ledger: Ledger) -> dict[str, Tensor]:
     """
     odd = [f"{ledger.origins[name]} ({unsuited(tensor)})" for name, tensor in ledger.placed.items() if unsuited(tensor)]
     if odd:
-        raise CheckpointError(f"weights must be plain floats: {listed(odd, 'tensor')}", "save it before quantisation")
+        raise CheckpointError(f"weights must be plain floats: {listed(odd, 'tensor')}", SAVE)
     state: dict[str, Tensor] = {}
     dtypes: set[torch.dtype] = set()
-    broken: list[str] = []
+    broken: dict[str, int] = {}
     for name in list(ledger.placed):
         tensor = ledger.placed.pop(name)
         dtypes.add(tensor.dtype)
         state[name] = copy_float32(tensor)
         if not is_finite(state[name]):
-            broken.append(ledger.origins[name])
+            theirs = ledger.origins[name]  # a packed tensor has several places
+            broken[theirs] = broken.get(theirs, 0) + int((~state[name].isfinite()).sum())
     if broken:
+        counted = [f"{theirs} ({count:,} value{'' if count == 1 else 's'})" for theirs, count in broken.items()]
         raise CheckpointError(
-            f"NaN or infinite values in {listed(list(dict.fromkeys(broken)), 'tensor')}",
-            "the training went wrong, or the values do not fit into float32",
+            f"NaN or infinite values in {listed(counted, 'tensor')}",
+            DIVERGED,
         )
     for dtype in sorted(dtypes - {torch.float32}, key=str):
         how = "rounded" if dtype == torch.float64 else "widened, exact"
