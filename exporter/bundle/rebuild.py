@@ -10,7 +10,7 @@ import torch
 
 from ...models import Model, load_model
 from ...models.build import empty_model, fill_model
-from ...models.storage import CONFIG, read_config
+from ...models.checkpoints.folder import CONFIG, read_config
 from ...transformer import MyTransformer
 from ..cases.case import Array
 from ..contracts.contract import CUSTOM_KIND

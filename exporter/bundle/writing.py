@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import nn
 
 from ...models import Model, load_model, save_model
-from ...models.parts import is_finite
+from ...models.checkpoints.values import is_finite
 from ..errors import ExportError
 from ..formats.table import FORMATS, ExportOptions
 from ..graphs.graph import Graph

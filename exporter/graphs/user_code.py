@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ...models.parts import listed
-from ...models.reading import read_file
-from ...models.unwrapping import plain_names, unwrap
+from ...models.checkpoints.files import read_file
+from ...models.checkpoints.ledger import listed
+from ...models.checkpoints.state_dict import plain_names, unwrap
+from ...models.checkpoints.values import bad_weights
 from ..contracts.contract import Contract
 from ..contracts.declare import CustomGraph
-from ..errors import OptionError, first_line
+from ..errors import CheckpointError, OptionError, first_line
 from .parameters import named_tensors
 
 PLACE = re.compile(r"(?P<module>[\w.]+):(?P<name>[\w.]+)")
@@ -88,10 +89,11 @@ def check_float32(module: nn.Module) -> None:
 def load_weights(module: nn.Module, checkpoint: Path, place: str) -> None:
     """Put the tensors of ``checkpoint`` into ``module``: every one of them, and into every place.
 
-    What wrappers add to names (``module.``, ``_orig_mod.``) is taken off; nothing in the file is executed.
+    What wrappers add to names (``module.``, ``_orig_mod.``) is taken off; nothing in the file is executed. Buffers may
+    hold what they like, such as a mask of -inf; parameters must be finite floats, for PyTorch would convert any other.
 
     Raises:
-        CheckpointError: where it cannot be read.
+        CheckpointError: where it cannot be read, or holds other values than finite floats for a parameter.
         OptionError: where its tensors are not the module's.
     """
     state = module.state_dict()
@@ -106,6 +108,11 @@ def load_weights(module: nn.Module, checkpoint: Path, place: str) -> None:
         if found[name].shape != state[ours].shape:
             shapes = f"{list(found[name].shape)} in {checkpoint}, {list(state[ours].shape)} in {place}"
             raise OptionError(f"{name} is {shapes}", "build the model with the sizes that it was trained with")
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    floats = [name for name, ours in wanted.items() if ours in parameters and parameters[ours].is_floating_point()]
+    if bad := bad_weights({name: found[name] for name in floats}):
+        reasons = listed([f"{item.tensor} ({item.reason})" for item in bad], "weight")
+        raise CheckpointError(f"{checkpoint} cannot be exported: {reasons}", bad[0].hint)
     module.load_state_dict({wanted[name]: tensor for name, tensor in found.items()})
 
 
