@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -265,3 +266,10 @@ def test_what_runs_and_verifies_a_bundle_starts_without_torch() -> None:
     loaded = loaded_by(*(f"mytx.exporter.{module}" for module in WITHOUT_TORCH))
     assert "onnxruntime" in loaded
     assert not loaded & {"torch", "onnxscript"}
+
+
+@pytest.mark.parametrize("package", ["mytx.models", "mytx.exporter", "mytx.exporter.contracts"])
+def test_every_public_name_can_be_imported(package: str) -> None:
+    module = importlib.import_module(package)
+    assert len(module.__all__) > 5
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
