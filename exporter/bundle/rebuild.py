@@ -16,7 +16,7 @@ from ..cases.case import Array
 from ..contracts.contract import CUSTOM_KIND
 from ..errors import BundleError, OptionError, first_line
 from ..formats.onnx.stream import read_model, read_values
-from ..graphs.exportable import Subject, subject_again, subject_of
+from ..graphs.exportable import Exportable, as_exportable, restore_custom_model
 from ..graphs.model_graphs import masks_of
 from ..graphs.user_code import load_weights, make_module
 from .manifest import MODEL, Manifest, weights_sha256
@@ -25,7 +25,7 @@ from .open import Bundle
 EXPORT_AGAIN = "export it again, from its checkpoint"
 
 
-def rebuild(bundle: Bundle, factory: str | None = None) -> Subject:
+def rebuild(bundle: Bundle, factory: str | None = None) -> Exportable:
     """The model that ``bundle`` was made from, with those of its graphs that the bundle has.
 
     A bundle that failed holds the model itself; of another the weights in its ONNX files are the model's bit for bit.
@@ -51,12 +51,12 @@ def rebuild(bundle: Bundle, factory: str | None = None) -> Subject:
     else:
         model = _from_files(bundle.folder, manifest)
     contracts = [entry.contract for entry in manifest.graphs.values()]
-    subject = subject_of(model, masks_of(contracts) if isinstance(model, MyTransformer) else None)
-    graphs = {name: graph for name, graph in subject.graphs.items() if name in {item.graph for item in contracts}}
-    return replace(subject, graphs=graphs)
+    exportable = as_exportable(model, masks_of(contracts) if isinstance(model, MyTransformer) else None)
+    graphs = {name: graph for name, graph in exportable.graphs.items() if name in {item.graph for item in contracts}}
+    return replace(exportable, graphs=graphs)
 
 
-def _rebuild_custom(bundle: Bundle, factory: str) -> Subject:
+def _rebuild_custom(bundle: Bundle, factory: str) -> Exportable:
     module = make_module(factory)
     state = module.state_dict()
     saved = bundle.folder / MODEL
@@ -76,7 +76,7 @@ def _rebuild_custom(bundle: Bundle, factory: str) -> Subject:
             _check_weights(bundle.folder, bundle.manifest, found)
     contracts = [entry.contract for entry in bundle.manifest.of_format("onnx").values()]
     try:
-        return subject_again(module, bundle.config, contracts)
+        return restore_custom_model(module, bundle.config, contracts)
     except LookupError as error:
         raise BundleError(f"{bundle.folder / CONFIG} is damaged", EXPORT_AGAIN) from error
 
