@@ -1,4 +1,4 @@
-"""Running ``torch.export`` files in PyTorch. Opening one runs a program: open only files from sources that you trust."""
+"""Running ``torch.export`` files in PyTorch. Opening one runs a program: open only files from sources you trust."""
 
 from __future__ import annotations
 

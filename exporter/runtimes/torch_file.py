@@ -44,7 +44,7 @@ class TorchRuntime:
         return {name: value.numpy() for name, value in zip(self.output_names(len(outputs)), outputs, strict=True)}
 
     def output_names(self, number: int) -> list[str]:
-        """The outputs' names in the contract; ``output 0`` and so on if the contract does not have ``number`` outputs."""
+        """The outputs' names in the contract; ``output 0`` and so on if the contract has not ``number`` outputs."""
         names = [spec.name for spec in self.contract.outputs] if self.contract else []
         return names if len(names) == number else [f"output {index}" for index in range(number)]
 

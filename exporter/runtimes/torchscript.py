@@ -1,4 +1,4 @@
-"""Running TorchScript files in PyTorch. Opening one runs a program: open only files from sources that you trust."""
+"""Running TorchScript files in PyTorch. Opening one runs a program: open only files from sources you trust."""
 
 from __future__ import annotations
 
