@@ -1,4 +1,4 @@
-"""``inspect``: what a path is, in words and as data."""
+"""``inspect``: a description of a bundle or a checkpoint, in words and as data."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ SHOWN = 10  # bad weights in words; all are in the data
 
 
 def inspect_path(path: Path, keys: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What ``path`` is.
+    """A description of the bundle or checkpoint at ``path``.
+
+    Args:
+        path: a folder or file.
+        keys: for a checkpoint, as for :func:`mytx.models.describe_checkpoint`.
 
     Returns:
-        ``what`` (``bundle`` or ``checkpoint``), ``details`` as data, and for people ``title``, ``sections`` (lines
-        under titles) and ``next`` (a command).
+        ``what`` (``bundle`` or ``checkpoint``), ``details`` as data, and for people ``title``, ``sections`` (a list of
+        lines by section title) and ``next`` (the command to run next).
 
     Raises:
-        MytxError: where it is neither.
+        MytxError: if it is neither.
     """
     if (path / MANIFEST).is_file():
         return _inspect_bundle(path)
@@ -72,7 +76,7 @@ def _describe_contract(entry: GraphEntry) -> list[str]:
     if contract.ids:
         lines.append("ids: " + ", ".join(f"{name} {value}" for name, value in contract.ids.items()))
     if FORMATS[entry.format].runs_code:
-        lines.append("to open this file can run code: open it only where you trust its source")
+        lines.append("opening this file can run code: open it only if you trust its source")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""A graph as a ``torch.export`` program: the only home of ``torch.export``'s tracing. ONNX and pt2 are made of it."""
+"""Tracing a graph with ``torch.export``. ONNX and pt2 files are made from the resulting program."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def trace(module: GraphModule, inputs: dict[str, Any], dims: dict[str, Any], wha
         ExportError: where PyTorch cannot.
     """
     try:
-        # PyTorch prints all of its graph where it gives up.
+        # When PyTorch fails, it prints the whole graph.
         with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()) if is_quiet() else contextlib.nullcontext():
             given, named = (tuple(inputs.values()), {}) if module.positional else ((), inputs)
             return torch.export.export(module, given, kwargs=named, dynamic_shapes=dims)
     except Exception as error:
         limits = dict(re.findall(r"(\w+) = Dim\('\w+'[^)]*max=(\d+)", str(error)))
-        if limits:  # PyTorch says so in the last of many lines
+        if limits:  # PyTorch reports them in the last of many lines
             lengths = ", ".join(f'"{name}": {most}' for name, most in limits.items())
             raise ExportError(
                 f"PyTorch could not export {what}: the model takes no more than {lengths}",
-                f"say so in the contract: longest={{{lengths}}}",
+                f"write that in the contract: longest={{{lengths}}}",
             ) from error
         raise ExportError(
             f"PyTorch could not export {what}: {first_line(error)}", "run again with -v for the whole story"
@@ -67,7 +67,7 @@ def trace(module: GraphModule, inputs: dict[str, Any], dims: dict[str, Any], wha
 
 
 def _dynamic_shapes(contract: Contract) -> dict[str, dict[int, Any]]:
-    """By input and dimension; a minimum of 1 is said, or torch.export would take batches of 2 and more only."""
+    """For each input, the dimensions that vary. A minimum of 1 is given, or torch.export would require 2 or more."""
     dims = {name: Dim(name, min=axis.minimum, max=axis.maximum) for name, axis in contract.axes.items()}
     return {
         spec.name: {

@@ -1,6 +1,6 @@
-"""Graphs to ``torch.export`` archives, for AOTInductor and whatever else reads them, and the check of such files.
+"""Writing and loading ``torch.export`` archives, for AOTInductor and other readers.
 
-To open a file is to run a program: open those that come from a source that you trust.
+Opening such a file runs a program: open only files from a source that you trust.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .torch_files import describe_file, open_checked
 
 
 def needs(graphs: Mapping[str, Graph], name: str) -> tuple[str, ...]:
-    """No graph is made of another."""
+    """The graphs whose files must be written before: none."""
     return ()
 
 
@@ -33,8 +33,8 @@ def export(graphs: Mapping[str, Graph], name: str, folder: Path, options: Export
     """Write ``<name>.pt2`` to ``folder``.
 
     Raises:
-        ExportError: where PyTorch cannot export the graph.
-        OSError: where the file cannot be written.
+        ExportError: if PyTorch cannot export the graph.
+        OSError: if the file cannot be written.
     """
     graph = graphs[name]
     program = export_program(replace(graph, module=by_position(graph)))
@@ -48,7 +48,7 @@ def load(path: Path) -> ExportedProgram:
     """The program in the file at ``path``.
 
     Raises:
-        BundleError: where it is no such program, is damaged, or holds Python.
+        BundleError: if it is no such archive, is damaged, or contains Python code.
     """
     program: ExportedProgram = open_checked(path, check_program, torch.export.load)
     return program

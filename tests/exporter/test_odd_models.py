@@ -18,7 +18,7 @@ from mytx.exporter.contracts import CustomGraph, attention, graph, ids, keep, pa
 from mytx.exporter.contracts.contract import TensorSpec
 from mytx.exporter.errors import BundleError, ExportError, OptionError
 from mytx.exporter.graphs.exportable import custom_model
-from mytx.exporter.graphs.inferred import usual_graphs
+from mytx.exporter.graphs.inferred import infer_graphs
 from mytx.exporter.graphs.precision import in_float64
 from mytx.exporter.graphs.user_code import check_float32
 from mytx.exporter.graphs.user_model import custom_graphs
@@ -364,7 +364,7 @@ class Ending(Embedded):
 
 def test_a_method_that_ends_the_program_is_said():
     with pytest.raises(OptionError, match="encode of Ending works neither with"):
-        usual_graphs(Ending().eval())
+        infer_graphs(Ending().eval())
 
 
 class WithoutState(Embedded):
@@ -450,7 +450,7 @@ def test_a_table_that_is_longer_than_any_plan_needs_no_contract():
         def encode(self, src: Tensor) -> Tensor:
             return self.table(src) + self.places[: src.size(1)]
 
-    (found,) = usual_graphs(Long().eval())
+    (found,) = infer_graphs(Long().eval())
     assert found.contract.axes["source"].maximum == 512
     assert found.contract.inputs[0].pad == 0
 
