@@ -18,6 +18,7 @@ import pytest
 import torch
 from exported_models import KINDS, shaken, translation
 from planting_code import Changes, Touch, plants
+from repository import ROOT
 from torch import Tensor, nn
 from torch_files import (
     Proven,
@@ -142,7 +143,7 @@ def test_the_model_is_untouched(tmp_path: Path) -> None:
 
 def test_no_path_of_this_machine_is_in_the_file(honest: TorchFiles) -> None:
     content = honest.path("decoder").read_bytes()
-    assert str(Path(__file__).parents[2]).encode() not in content
+    assert str(ROOT).encode() not in content
     assert b"site-packages" not in content
 
 

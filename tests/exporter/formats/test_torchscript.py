@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from exported_models import KINDS, shaken, translation
+from repository import ROOT
 from torch import Tensor
 from torch_files import (
     Proven,
@@ -146,7 +147,7 @@ def test_the_model_is_untouched(tmp_path: Path) -> None:
 def test_no_path_of_this_machine_is_in_the_file(honest: TorchFiles) -> None:
     with zipfile.ZipFile(honest.path("decoder")) as archive:
         content = b"".join(archive.read(name) for name in archive.namelist())
-    assert str(Path(__file__).parents[2]).encode() not in content
+    assert str(ROOT).encode() not in content
     assert b"site-packages" not in content
 
 
