@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "exporter"), str(ROOT / "tests" / "faults")]
+sys.path[:0] = [str(ROOT / "tests" / "exporter" / "support"), str(ROOT / "tests" / "faults")]
 CHUNK = 8  # faults that a process takes at a time
 QUICK_HONEST = (("average pooling", "normal, 0.1"), ("average pooling", "Xavier"), ("translation", "low rank"))
 RULES = {"torch_verify": "torch.onnx.export(verify=True)", "allclose": "np.allclose(atol=1e-5)"}

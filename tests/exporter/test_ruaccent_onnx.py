@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cli_support import EAGER, GRAPHS, IN_ONNX
 from numpy.typing import NDArray
+from repository import DATA
 
 from benchmarks.ct2_model import open_ct2, save_ct2, translate_ct2
 from mytx.exporter import export_bundle, open_bundle
@@ -19,7 +20,7 @@ from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
 from mytx.models import load_checkpoint
 
 pytestmark = pytest.mark.slow
-GOLDENS = json.loads((Path(__file__).parents[1] / "data" / "ruaccent.json").read_text(encoding="utf-8"))
+GOLDENS = json.loads((DATA / "ruaccent.json").read_text(encoding="utf-8"))
 START, END, LENGTH = 1, 2, 256
 
 

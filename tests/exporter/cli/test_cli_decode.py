@@ -9,9 +9,8 @@ import numpy as np
 import onnx
 import pytest
 from cli_support import Result, assert_refused, names
-from test_rebuilt import relist
 
-from bundles import copy_of_bundle, tiny_model, whole_bundle
+from bundles import copy_of_bundle, relist, tiny_model, whole_bundle
 from mytx.exporter.contracts.contract import GRAPHS, SEARCHES
 from mytx.exporter.errors import OptionError
 from mytx.exporter.graphs.model_graphs import graphs_of

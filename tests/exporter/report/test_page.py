@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from made_reports import EVIL, GROUPS, case, doubted, lifted, manifest, report, row, unloadable
+from repository import ROOT
 
 from mytx.exporter.parity.report import Finding, GraphReport, ParityReport
 from mytx.exporter.report.page import MOST_FAILURES, TEMPLATES, parity_page
@@ -193,7 +194,7 @@ def test_without_pytorchs_own_errors_the_page_says_that_they_are_not_known() -> 
 def test_an_installed_package_has_the_templates() -> None:
     """An editable install has them anyway; a wheel has what setup.cfg says."""
     settings = configparser.ConfigParser()
-    settings.read(Path(__file__).parents[2] / "setup.cfg")
+    settings.read(ROOT / "setup.cfg")
     pattern = settings["options.package_data"]["mytx.exporter.report"]
     assert sorted(path.name for path in TEMPLATES.parent.glob(pattern)) == ["parity.css", "parity.html", "plots.html"]
 

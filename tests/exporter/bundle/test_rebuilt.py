@@ -11,9 +11,8 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
+from bundles import copy_of_bundle, edit_manifest, relist, tiny_bundle, tiny_model
 from mytx.exporter import BundleError, OptionError, open_bundle, verify_bundle
-from mytx.exporter.bundle.manifest import describe_files
 from mytx.exporter.bundle.rebuild import rebuild
 from mytx.exporter.cases.identities import whole_plan
 
@@ -23,14 +22,6 @@ GRAPHS = ("encoder", "decoder", "full")
 def case_for_the_encoder(path: Path, source: int = 5) -> Path:
     np.savez(path, src=np.full((2, source), 3), src_key_padding_mask=np.zeros((2, source), bool))
     return path
-
-
-def relist(bundle: Path) -> None:
-    """Make the manifest say what the files are."""
-    manifest = (bundle / "manifest.json").rename(bundle.parent / "manifest.json")
-    files = [vars(entry) for entry in describe_files(bundle)]
-    manifest.rename(bundle / "manifest.json")
-    edit_manifest(bundle, files=files)
 
 
 def test_the_model_is_rebuilt_bit_for_bit():

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from mytx.exporter import export_bundle
+from mytx.exporter.bundle.manifest import describe_files
 from mytx.exporter.formats.table import PLAIN
 from mytx.models import TranslationModel
 from mytx.models.vocab import Vocabulary
@@ -62,3 +63,11 @@ def edit_manifest(bundle: Path, **changes: object) -> None:
     """Replace top-level fields of the manifest."""
     path = bundle / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def relist(bundle: Path) -> None:
+    """Make the manifest say what the files are."""
+    manifest = (bundle / "manifest.json").rename(bundle.parent / "manifest.json")
+    files = [vars(entry) for entry in describe_files(bundle)]
+    manifest.rename(bundle / "manifest.json")
+    edit_manifest(bundle, files=files)

@@ -1,4 +1,4 @@
-"""A search in TorchScript: proven, told numbers or not, and what is wrong with it is found."""
+"""A TorchScript file of a search: it is verified with and without the optional numbers, and faults in it are found."""
 
 from __future__ import annotations
 

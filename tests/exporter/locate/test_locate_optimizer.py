@@ -12,9 +12,8 @@ import onnxruntime
 import pytest
 from cli_support import Result, assert_refused, names
 from planting_rewrites import norm_turned_round
-from test_rebuilt import relist
 
-from bundles import copy_of_bundle, decoding_bundle, edit_manifest, tiny_bundle, whole_bundle
+from bundles import copy_of_bundle, decoding_bundle, edit_manifest, relist, tiny_bundle, whole_bundle
 from mytx.exporter.bundle.manifest import read_manifest
 from mytx.exporter.contracts.contract import CACHED
 from mytx.exporter.formats.table import PLAIN

@@ -15,9 +15,8 @@ import onnx_ir as ir
 import pytest
 from cli_support import Result, assert_refused, names
 from onnx import helper
-from test_rebuilt import relist
 
-from bundles import copy_of_bundle, edit_manifest, tiny_bundle, tiny_model
+from bundles import copy_of_bundle, edit_manifest, relist, tiny_bundle, tiny_model
 from mytx.exporter import export_bundle, open_bundle
 from mytx.exporter.contracts.contract import GRAPHS, SEARCHES, Contract
 from mytx.exporter.formats.onnx import export as onnx_format

@@ -6,16 +6,19 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import onnx_ir as ir
 import pytest
 import torch
 from exported_models import Exported, plain
 
 from mytx.exporter.cases.case import Case
 from mytx.exporter.cli import main as cli
+from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.formats.onnx import export as onnx_format
 from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import ExportOptions
@@ -33,8 +36,7 @@ IN_ONNX = {"encoder": 7, "decoder": 7, "full": 8}
 HALVES = "onnxruntime, decoder(encoder)"
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """What a command came to."""
 
     code: int
@@ -45,6 +47,9 @@ class Result:
         """The one JSON object on stdout, read strictly."""
         assert self.out.count("\n") == 1
         return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+Run = Callable[..., Result]
 
 
 def run_process(*arguments: str | Path, **options: Any) -> Result:
@@ -101,6 +106,21 @@ def use_exports(monkeypatch: pytest.MonkeyPatch, exported: Exported) -> None:
     monkeypatch.setattr(subject, "graphs_of", lambda model, masks=None: plain(whole(model, masks)))
     monkeypatch.setattr(onnx_files, "export", export)
     monkeypatch.setattr(proving, "PLAIN", (ready, proving.measure_more))
+
+
+@contextmanager
+def planted(fault: Callable[[ir.Model], None], graph: str = "decoder") -> Iterator[None]:
+    """The file of ``graph`` comes out wrong."""
+    finish = onnx_format.finish
+
+    def faulty(model: ir.Model, contract: Contract, properties: dict[str, str]) -> None:
+        if contract.graph == graph:
+            fault(model)
+        finish(model, contract, properties)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx_format, "finish", faulty)
+        yield
 
 
 def save_folder(exported: Exported, folder: Path) -> Path:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 from cli_support import Result
+from repository import EXAMPLES
 
 from mytx.exporter.cli import main as cli
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "translation"
+EXAMPLE = EXAMPLES / "translation"
 QUICK = ("--plan", "quick")
 
 

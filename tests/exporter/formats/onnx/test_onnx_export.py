@@ -17,6 +17,7 @@ import torch
 from exported_models import KINDS, Exported, shaken
 from exported_models import translation as translation_model
 from onnx import numpy_helper
+from repository import ROOT
 from torch import Tensor, nn
 
 from mytx.exporter import ExportError, OptionError, export_bundle
@@ -34,7 +35,6 @@ from mytx.exporter.runtimes import onnxruntime as runtimes
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
 
 Exports = Callable[[str], Exported]
-REPOSITORY = Path(__file__).parents[2]
 RUNTIMES = [
     "onnxruntime",
     "onnxruntime, 1 thread",
@@ -213,7 +213,7 @@ def test_no_path_or_source_line_of_the_machine_is_in_a_file(kind: str, exports: 
             tensor.ClearField("raw_data")  # random bytes spell anything, sooner or later
         content = proto.SerializeToString()
         assert b"src_key_padding_mask" in content or b"tgt_key_padding_mask" in content
-        for word in (str(REPOSITORY), str(Path.home()), str(exported.folder), "site-packages", ".py", "stack_trace"):
+        for word in (str(ROOT), str(Path.home()), str(exported.folder), "site-packages", ".py", "stack_trace"):
             assert word.encode() not in content
         values = [*proto.graph.input, *proto.graph.output]
         assert not any(thing.metadata_props for thing in [proto.graph, *proto.graph.node, *values])
