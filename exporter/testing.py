@@ -23,7 +23,7 @@ from .cases.user_cases import own_case
 from .contracts.contract import CUSTOM_KIND, CUSTOM_LAYOUT, Axis, Contract, TensorSpec
 from .contracts.declare import CustomGraph
 from .errors import BundleError, OptionError
-from .formats.onnx.stream import Weights, read_model, read_values
+from .formats.onnx.storage import Weights, read_model, read_values
 from .graphs.exportable import Exportable, as_exportable, custom_model, restore_custom_model
 from .graphs.graph import Graph
 from .graphs.model_graphs import masks_of

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from ..errors import BundleError
-from ..formats.onnx.stream import read_model
+from ..formats.onnx.storage import read_model
 from ..formats.table import FORMATS
 from .manifest import MANIFEST, REBUILD, FileEntry, Manifest, sha256
 

@@ -18,7 +18,7 @@ import numpy as np
 from ..cases.case import Array
 from ..contracts.contract import Contract
 from ..errors import BundleError
-from ..formats.onnx.stream import read_header
+from ..formats.onnx.storage import read_header
 from ..formats.table import FORMATS
 from .typed import fits
 

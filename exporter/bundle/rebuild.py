@@ -15,7 +15,7 @@ from ...transformer import MyTransformer
 from ..cases.case import Array
 from ..contracts.contract import CUSTOM_KIND
 from ..errors import BundleError, OptionError, first_line
-from ..formats.onnx.stream import read_model, read_values
+from ..formats.onnx.storage import read_model, read_values
 from ..graphs.exportable import Exportable, as_exportable, restore_custom_model
 from ..graphs.model_graphs import masks_of
 from ..graphs.user_code import load_weights, make_module

@@ -24,9 +24,9 @@ from mytx.exporter import ExportError, OptionError, export_bundle
 from mytx.exporter.cases.case import small_shape
 from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
 from mytx.exporter.formats.onnx import export as onnx_format
-from mytx.exporter.formats.onnx import stream as onnx_stream
+from mytx.exporter.formats.onnx import storage as onnx_stream
 from mytx.exporter.formats.onnx.compose import compose_full
-from mytx.exporter.formats.onnx.stream import write_model
+from mytx.exporter.formats.onnx.storage import write_model
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.modules import GraphModule
 from mytx.exporter.quiet import quiet

@@ -24,7 +24,7 @@ from mytx.exporter.bundle.manifest import describe_files
 from mytx.exporter.bundle.rebuild import rebuild
 from mytx.exporter.formats.onnx import shared_weights
 from mytx.exporter.formats.onnx.shared_weights import PAGE, SMALLEST, WEIGHTS, SharedWeights, shares, write_weights
-from mytx.exporter.formats.onnx.stream import read_model, read_values
+from mytx.exporter.formats.onnx.storage import read_model, read_values
 from mytx.exporter.formats.table import PLAIN
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.lending import lent
