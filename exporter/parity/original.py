@@ -91,22 +91,22 @@ class Original:
         """
         if any(spec.name not in case.inputs for spec in self.contract.inputs):
             return False  # a case for formats with optional masks
-        told = {STANDS_IN.get(usual, usual) if usual not in case.inputs else usual for usual in self._masks()}
+        given = {STANDS_IN.get(usual, usual) if usual not in case.inputs else usual for usual in self._masks()}
         for spec in self.contract.inputs:
             mask = case.inputs[spec.name]
             if spec.role == "padding":
                 hidden = hides(mask)
-                if hidden.any() and (spec.name not in told or hidden.all(axis=1).any()):
+                if hidden.any() and (spec.name not in given or hidden.all(axis=1).any()):
                     return False
                 # The original may compute a mask from the padding id.
-                if spec.name not in told and self._has_padding_ids(spec, case):
+                if spec.name not in given and self._has_padding_ids(spec, case):
                     return False
                 # With a causal mask the first position can attend to itself only, so it must not be hidden.
                 if spec.name == "tgt_key_padding_mask" and hidden[:, 0].any():
                     return False
             elif spec.role == "attention":
                 hidden = hides(mask)
-                if (mask != 0).any() and (spec.name not in told or hidden.all(axis=-1).any()):
+                if (mask != 0).any() and (spec.name not in given or hidden.all(axis=-1).any()):
                     return False
         return case.group == "shapes" or small(case)
 
@@ -183,7 +183,7 @@ def originals(module: nn.Module, graphs: Mapping[str, Graph], place: str) -> dic
         found[name] = Run(REFERENCE + place, partial(_open, original), original.takes, lifted=True, dimensions=False)
     if "full" not in found:
         raise OptionError(
-            f"{place} cannot be held against the model: {'; '.join(reasons) or 'it has no forward'}",
+            f"{place} cannot be compared with the model: {'; '.join(reasons) or 'it has no forward'}",
             "give it forward(src, tgt, …) with the usual names: src_mask, tgt_mask, src_padding_mask and so on",
         )
     return found
