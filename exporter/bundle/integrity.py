@@ -14,11 +14,11 @@ from .manifest import MANIFEST, REBUILD, FileEntry, Manifest, sha256
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Check that the bundle is what its manifest says: each file there, unchanged, a regular file inside the
-    bundle; no file more; weights outside of a graph's file among the files listed.
+    """Check a bundle with its manifest: every listed file is there, unchanged and a regular file; there are no other
+    files; external data of ONNX files is in listed files.
 
     Raises:
-        BundleError: naming what is wrong.
+        BundleError: with the first problem.
     """
     listed = {entry.path: entry for entry in manifest.files}
     graph_files = [entry.file for entry in manifest.graphs.values()]
@@ -59,7 +59,7 @@ def _irregular(path: str, status: os.stat_result) -> str:
     """What is wrong with the kind of a file; empty if it is a regular file."""
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link"
-    # A hard link is fine: copies by `cp -l`, deduplicated storage and package caches are made of them.
+    # Hard links are allowed: `cp -l`, deduplicated storage and package caches make them.
     return "" if stat.S_ISREG(status.st_mode) else f"{path} is not a regular file"
 
 

@@ -25,7 +25,7 @@ from .typed import fits
 MANIFEST = "manifest.json"
 MODEL = "model"  # folder with the exported model, in a bundle that failed
 FORMAT = 1  # the version of the manifest
-REBUILD = "export it again, or copy it again from where it came"
+REBUILD = "export or copy it again"
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,13 @@ from ..quiet import is_quiet
 
 
 def export_program(graph: Graph) -> ExportedProgram:
-    """Trace ``graph`` at the contract's traced lengths, with every axis of the contract free.
+    """Trace ``graph`` with the traced lengths of its contract; all axes of the contract may vary in the program.
 
-    The program takes its inputs by name, or as the module says by position, and holds the weights of the graph alone.
+    The program takes its inputs by name, or by position if the module is ``positional``. It contains only the weights
+    of the graph.
 
     Raises:
-        ExportError: where PyTorch cannot.
+        ExportError: if PyTorch cannot export it.
     """
     contract = graph.contract
     inputs: dict[str, Any] = {name: torch.from_numpy(array) for name, array in example(contract).inputs.items()}
@@ -37,16 +38,16 @@ def export_program(graph: Graph) -> ExportedProgram:
 
 
 def trace(module: GraphModule, inputs: dict[str, Any], dims: dict[str, Any], what: str) -> ExportedProgram:
-    """``module`` as a program.
+    """Trace ``module``.
 
     Args:
         module: takes ``inputs``.
-        inputs: tensors, or lists of them.
-        dims: by input, which dimensions vary; see ``torch.export.export``.
-        what: for the error.
+        inputs: tensors, or lists of tensors, by name.
+        dims: for each input the dimensions that vary, as ``dynamic_shapes`` of ``torch.export.export``.
+        what: name of the module for an error.
 
     Raises:
-        ExportError: where PyTorch cannot.
+        ExportError: if PyTorch cannot export it.
     """
     try:
         # When PyTorch fails, it prints the whole graph.

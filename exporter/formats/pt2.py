@@ -38,7 +38,7 @@ def export(graphs: Mapping[str, Graph], name: str, folder: Path, options: Export
     """
     graph = graphs[name]
     program = export_program(replace(graph, module=by_position(graph)))
-    for node in program.graph.nodes:  # source lines with the paths of this machine; nothing needs them
+    for node in program.graph.nodes:  # remove source lines with paths of this machine, which nothing needs
         node.meta.pop("stack_trace", None)
     extra = describe_file(graph.contract, options.producer)
     torch.export.save(program, folder / FORMATS["pt2"].file(name), extra_files=extra)
@@ -55,10 +55,10 @@ def load(path: Path) -> ExportedProgram:
 
 
 def by_position(graph: Graph) -> GraphModule:
-    """The module of ``graph`` with the contract's inputs, and no others, as positional arguments.
+    """The module of ``graph`` with exactly the contract's inputs, as positional arguments.
 
-    PyTorch allows one way to call a program, and readers without Python go by position. ``module().forward`` takes the
-    inputs by name as well.
+    PyTorch allows only one way to call a program, and readers without Python call it by position. In Python,
+    ``program.module().forward`` also takes the inputs by name.
     """
     names = [spec.name for spec in graph.contract.inputs]
 
@@ -67,7 +67,7 @@ def by_position(graph: Graph) -> GraphModule:
 
     kinds = inspect.Parameter
     parameters = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in ("self", *names)]
-    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # torch.export goes by it
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # torch.export reads it
     module = copy.copy(graph.module)
     module.__class__ = type(type(module).__name__, (type(module),), {"forward": forward, "positional": True})
     return module

@@ -33,7 +33,7 @@ class GraphModule(nn.Module):
     """The base class. It holds the model as ``model``: the name of a weight is ``model.`` and its state-dict name.
 
     Attributes:
-        positional: whether a program made of it takes its inputs by position, not by name.
+        positional: whether ``torch.export`` makes a program that takes inputs by position, not by name.
     """
 
     positional: ClassVar[bool] = False

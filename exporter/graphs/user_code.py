@@ -90,8 +90,8 @@ def load_weights(module: nn.Module, checkpoint: Path, place: str) -> None:
     """Load the tensors of ``checkpoint`` into ``module``. Their names must be exactly those of its state dict.
 
     Prefixes that wrappers add to names (``module.``, ``_orig_mod.``) are removed. No code in the file is executed.
-    Buffers may hold any values, such as a mask of -inf. Parameters must be finite floats: PyTorch would convert
-    anything else.
+    Buffers may have any values, such as a mask of -inf. Parameters must be finite floats: PyTorch would silently
+    convert other dtypes.
 
     Raises:
         CheckpointError: if it cannot be read, or a parameter is not of finite floats.

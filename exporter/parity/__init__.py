@@ -1,5 +1,5 @@
-"""Parity: the references and the noise of PyTorch, the three checks (weights, structure, rounding), the verdict.
+"""Parity: reference results and noise of PyTorch, the three checks (weights, structure, rounding), and the verdict.
 
-``compare`` is the rule, ``verify`` holds one file against it, ``prove`` does so for a bundle's files, and ``report`` is
-what comes out. Imports runtimes and what that imports.
+``compare`` has the comparison rule, ``verify`` runs and compares one file, ``prove`` all files of a bundle, and
+``report`` is the result. It imports ``runtimes`` and what that imports.
 """

@@ -1,8 +1,8 @@
 """What "equal" means: one comparison rule for every format and runtime.
 
-An output passes when ``max|graph - ref64| <= 4 * noise + 4 ULP * max|ref64|``. The reference is the model in float64;
-the noise is the largest error of PyTorch's own float32 runs on the same case, so a graph is asked to be about as good
-as PyTorch, on every model, without a tolerance to choose.
+An output passes if ``max|graph - ref64| <= 4 * noise + 4 ULP * max|ref64|``. The reference is the model in float64. The
+noise is the largest error of PyTorch's own float32 runs on the same case. So a graph must be about as accurate as
+PyTorch, for every model, and nobody has to choose a tolerance.
 """
 
 from __future__ import annotations
@@ -19,30 +19,31 @@ from ..cases.case import Array
 from ..contracts.contract import Contract
 from .spread import Spread, spread_of, tally
 
-FACTOR = 4.0  # of float32 rounding
-EXACT = 0.1  # of the same, for a file that is run in float64: nothing rounds, so almost nothing may differ
+FACTOR = 4.0  # the factor that is allowed in float32
+EXACT = 0.1  # the factor that is allowed for a file in float64, where there is almost no rounding
 ULP = float(np.finfo(np.float32).eps)
-NOISE_LIMIT = 1e-3  # of the scale: above it float32 itself is too far off to judge by
-SMALLEST = float(np.finfo(np.float32).tiny)  # what is 0, with inputs that were moved by a bit, is off by less
+NOISE_LIMIT = 1e-3  # relative to the scale: with more noise, float32 is too inaccurate to judge a graph
+SMALLEST = float(np.finfo(np.float32).tiny)  # noise below this is accepted even if the scale is 0
 
 PASS, FAIL, NOT_JUDGED = "pass", "fail", "not judged"
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The reference for an output in one case, whole or at some positions.
+    """The reference for an output in one case: all its values, or the values at some positions.
 
     Attributes:
-        values: float64, as the model gives them.
+        values: the model's result in float64.
         noise: the largest error of PyTorch's float32 runs, anywhere in the output.
-        positions: where ``values`` are in the flattened output; None where they are all of it.
-        shape: of the whole output; None where it is that of ``values``.
-        scale: the largest magnitude in the whole output; None where it is that of ``values``.
-        exact: the values are ids or counts, of which none may differ.
-        ties: sentences, along the first dimension, for which another result is as right: they are not compared.
-        pad: where some tie, what fills up the last dimension, which is as long as the longest result.
-        spread: how large the errors of one plain float32 run of PyTorch are, in units of :attr:`unit`; see
-            :mod:`~mytx.exporter.parity.spread`. Empty where it is not known.
+        positions: positions of ``values`` in the flattened output; None if ``values`` is the whole output.
+        shape: the shape of the whole output; None if it is the shape of ``values``.
+        scale: the largest magnitude in the whole output; None if it is the largest in ``values``.
+        exact: whether the values are ids or counts, which must all be equal.
+        ties: indices of sentences, in the first dimension, that have two results that are equally right. They are not
+            compared.
+        pad: the padding id, if there are ties. It fills the last dimension, which is as long as the longest result.
+        spread: distribution of the errors of one plain float32 run of PyTorch, in units of :attr:`unit`; see
+            :mod:`~mytx.exporter.parity.spread`. Empty if it is not known.
     """
 
     values: NDArray[np.float64]
@@ -62,38 +63,39 @@ class Expected:
 
     @property
     def unit(self) -> float:
-        """The error that is allowed for each unit of the factor."""
+        """The error that the factor 1 allows."""
         return unit_of(self.noise, self.magnitude)
 
     @property
     def full_shape(self) -> tuple[int, ...]:
-        """The shape that the whole output must have."""
+        """The shape of the whole output."""
         return self.values.shape if self.shape is None else self.shape
 
     def at(self, number: int) -> tuple[int, ...]:
-        """Where the value of that number stands in the whole output."""
+        """The index in the whole output of the element ``number`` of the flattened ``values``."""
         flat = number if self.positions is None else int(self.positions[number])
         return tuple(int(i) for i in np.unravel_index(flat, self.full_shape))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How an output compares in one case.
+    """The comparison of an output with its reference in one case.
 
     Attributes:
-        output: its name.
-        max_abs_error: the largest difference from the reference; infinite where there is no number to compare.
+        output: name of the output.
+        max_abs_error: the largest difference from the reference; infinite if no numbers could be compared.
         noise: the largest error of PyTorch's float32 runs.
-        ratio: the smallest factor that would have passed, to be held against :data:`FACTOR`.
+        ratio: the smallest factor with which the output would pass; :data:`FACTOR` is allowed.
         verdict: ``pass``, ``fail`` or ``not judged``.
-        worst_index: where the largest difference is.
+        worst_index: index of the element with the largest difference.
         reason: why it did not pass.
-        elements: how many were compared.
-        interface: whether it is not the values that are wrong, but the name, dtype or shape.
-        ties: sentences that were not compared, as another result is as right.
-        allowed: the largest difference that would have passed; None where there is no such number.
-        spread: how large the errors are, in units of what the factor 1 allows; empty for ids, or without numbers.
-        own_spread: the same of one plain float32 run of PyTorch, of the whole output; empty where it is not known.
+        elements: number of elements that were compared.
+        interface: whether the name, the dtype or the shape is wrong, not the values.
+        ties: indices of sentences that were not compared, because they have two results that are equally right.
+        allowed: the largest difference that would pass; None if there is no such number.
+        spread: distribution of the errors, in units of the error that the factor 1 allows; empty for ids, or if no
+            numbers could be compared.
+        own_spread: the same for one plain float32 run of PyTorch, over the whole output; empty if it is not known.
     """
 
     output: str
@@ -112,20 +114,20 @@ class Comparison:
 
 
 def unit_of(noise: float, scale: float) -> float:
-    """The error that is allowed for each unit of the factor."""
+    """The error that the factor 1 allows."""
     return noise + ULP * scale
 
 
 def compare_case(
     contract: Contract, actual: Mapping[str, Array], expected: Mapping[str, Expected], factor: float = FACTOR
 ) -> list[Comparison]:
-    """Hold the outputs of a graph in one case against the reference: names first, then dtypes, shapes and values.
+    """Compare the outputs of a graph in one case with the reference: names, then dtypes, shapes and values.
 
     Args:
-        contract: of the graph; lifted, where the file is run in float64.
-        actual: what the runtime gave.
-        expected: the reference.
-        factor: how much of PyTorch's own error is allowed.
+        contract: contract of the graph; the lifted contract if the file is run in float64.
+        actual: the outputs of the runtime, by name.
+        expected: the reference, by name.
+        factor: the factor that is allowed: :data:`FACTOR` or :data:`EXACT`.
     """
     names = [spec.name for spec in contract.outputs]
     surplus = sorted(set(actual) - set(names))
@@ -144,13 +146,13 @@ def compare_case(
 
 
 def compare_values(output: str, actual: Array, expected: Expected, factor: float = FACTOR) -> Comparison:
-    """Hold one array against its reference. Shapes must be the same: nothing is broadcast."""
+    """Compare one array with its reference. Shapes must be equal; nothing is broadcast."""
     if expected.ties:
         return _compare_untied(output, actual, expected, factor)
     reference, noise = expected.values.ravel(), expected.noise
     if actual.shape != expected.full_shape:
         return _failed(output, f"shape {list(actual.shape)}, the model gives {list(expected.full_shape)}")
-    if reference.size == 0 and expected.exact:  # every sentence ends at once: no ids are right, lengths are compared
+    if reference.size == 0 and expected.exact:  # all sentences end at once and have no ids; their lengths are compared
         return Comparison(output, 0.0, 0.0, 0.0, PASS)
     if reference.size == 0:
         return _failed(output, "there is nothing to compare: the output is empty")
@@ -168,7 +170,7 @@ def compare_values(output: str, actual: Array, expected: Expected, factor: float
         found = found[expected.positions]
     error = found.astype(np.float64)
     error -= reference
-    np.abs(error, out=error)  # in place: with a large vocabulary each copy is tens of megabytes
+    np.abs(error, out=error)  # in place: for a large vocabulary a copy has tens of megabytes
     worst = int(error.argmax())
     largest = float(error[worst])
     if expected.exact:
@@ -177,16 +179,16 @@ def compare_values(output: str, actual: Array, expected: Expected, factor: float
     allowance = unit_of(noise, scale)
     ratio = largest / allowance if allowance > 0 else (0.0 if largest == 0 else math.inf)
     verdict, reason = PASS, ""
-    if not ratio <= factor:  # so written, NaN fails
+    if not ratio <= factor:  # not ">": NaN must fail
         verdict = FAIL
         reason = (
             f"{found[worst]:.8g} where the model gives {reference[worst]:.8g}: off by {largest:.2g}, allowed "
             f"{factor * allowance:.2g}; {ratio:.3g} times PyTorch's own float32 error, {factor:g} allowed"
         )
-    elif not noise <= max(NOISE_LIMIT * scale, SMALLEST):  # so written, NaN is too large
+    elif not noise <= max(NOISE_LIMIT * scale, SMALLEST):  # not ">": NaN is too large
         verdict = NOT_JUDGED
         reason = f"PyTorch's own float32 error is {noise:.3g} on values up to {scale:.3g}: too large to judge by"
-    spread = spread_of(tally(error), allowance)  # last: it works in the memory of the errors
+    spread = spread_of(tally(error), allowance)  # last, because tally overwrites the errors
     result = Comparison(output, largest, noise, ratio, verdict, expected.at(worst), reason, reference.size)
     return replace(result, allowed=factor * allowance, spread=spread, own_spread=expected.spread)
 
@@ -201,12 +203,12 @@ def _compare_exactly(
 
 
 def _compare_untied(output: str, actual: Array, expected: Expected, factor: float) -> Comparison:
-    """The sentences that have one right result. The last dimension may be longer or shorter for the others'."""
+    """Compare the sentences without ties. The last dimension may differ in length because of the others."""
     shape = expected.full_shape
     values = expected.values.reshape(shape)
     if expected.pad is not None and actual.shape[:-1] == shape[:-1]:
         length = max(actual.shape[-1], shape[-1])
-        actual, values = _filled_up(actual, length, expected.pad), _filled_up(values, length, expected.pad)
+        actual, values = _padded_to(actual, length, expected.pad), _padded_to(values, length, expected.pad)
     if actual.shape != values.shape:
         return _failed(output, f"shape {list(actual.shape)}, the model gives {list(shape)}")
     keep = [sentence for sentence in range(shape[0]) if sentence not in expected.ties]
@@ -218,7 +220,7 @@ def _compare_untied(output: str, actual: Array, expected: Expected, factor: floa
     return replace(result, worst_index=where, ties=expected.ties)
 
 
-def _filled_up(values: Any, length: int, pad: int) -> Any:
+def _padded_to(values: Any, length: int, pad: int) -> Any:
     more = [(0, 0)] * (values.ndim - 1) + [(0, length - values.shape[-1])]
     return np.pad(values, more, constant_values=pad)
 

@@ -1,20 +1,17 @@
-"""From comparisons to a verdict: one line of the report for a file in a runtime. No torch here."""
+"""From comparisons to a verdict: one row of the report, for a file in a runtime. Imports no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ..cases.case import Case, sizes_of
 from ..contracts.contract import Contract, TensorSpec
+from ..runtimes.run import Run
 from ..runtimes.runtime import Description
 from .compare import EXACT, FACTOR, FAIL, NOT_JUDGED, PASS, Comparison
 from .report import CaseReport, Finding, GraphReport
-from .spread import together
-
-if TYPE_CHECKING:
-    from ..runtimes.run import Run
+from .spread import add_spreads
 
 
 def judge(
@@ -28,17 +25,17 @@ def judge(
     checked: Sequence[str] = (),
     seconds: float = 0.0,
 ) -> GraphReport:
-    """One line of the report out of all comparisons of a graph in a runtime, by the name of their case.
+    """One row of the report, from all comparisons of a graph in a runtime.
 
     Args:
-        contract: of the graph.
-        run: how it was run.
-        plan: the cases that it was asked for.
-        results: the comparisons of those that gave a result.
-        findings: what was found before; it fails the report.
-        format_name: for the report.
-        checked: what was looked at besides the values.
-        seconds: how long it took.
+        contract: contract of the graph.
+        run: the way it was run.
+        plan: the cases that it should run.
+        results: by the name of the case, the comparisons of each case that gave a result.
+        findings: earlier findings; if there are any, the row has not passed.
+        format_name: name of the file's format.
+        checked: names of the checks that were made besides the comparison of values.
+        seconds: duration of the run.
     """
     found = list(findings)
     values = "structure" if run.lifted else "rounding"
@@ -64,9 +61,10 @@ def judge(
     complete = len(results) == len(plan)
     if not complete:
         found.append(Finding("runtime", f"{len(plan) - len(results)} of {len(plan)} cases gave no result"))
+    # Both spreads must be over the same cases: those where PyTorch's own is known, if it is for any.
     measured = [item for comparisons in results.values() for item in comparisons if item.spread]
     measured = [item for item in measured if item.own_spread] or measured
-    messages = {finding.case: finding.message for finding in reversed(found)}  # of each case the first
+    messages = {finding.case: finding.message for finding in reversed(found)}  # for each case the first finding
     return GraphReport(
         graph=contract.graph,
         format=format_name,
@@ -81,8 +79,8 @@ def judge(
         allowed=EXACT if run.lifted else FACTOR,
         notes=tuple(notes.values()),
         details=tuple(_detail(contract, case, results.get(case.name, ()), messages) for case in plan),
-        spread=together([item.spread for item in measured]),
-        own_spread=together([item.own_spread for item in measured]),
+        spread=add_spreads([item.spread for item in measured]),
+        own_spread=add_spreads([item.own_spread for item in measured]),
         checked=tuple(checked),
         seconds=seconds,
     )
@@ -97,7 +95,7 @@ def _words(case: Case, comparison: Comparison) -> str:
 def _detail(
     contract: Contract, case: Case, comparisons: Sequence[Comparison], messages: Mapping[str, str]
 ) -> CaseReport:
-    """How one case went: by the output that is the worst, a verdict before a number."""
+    """The report of one case, from its worst output: the worst verdict, then the largest ratio."""
     sizes = sizes_of(contract, case)
     if not comparisons:
         return CaseReport(case.name, case.group, case.words, sizes, message=messages.get(case.name, "gave no result"))
@@ -119,7 +117,13 @@ def _detail(
 
 
 def check_interface(contract: Contract, description: Description, *, dimensions: bool = True) -> list[Finding]:
-    """Exactly the contract's tensors, with its dtypes and dimensions as far as the runtime knows them."""
+    """Findings where a description differs from the contract: names, their order, dtypes, dimensions.
+
+    Args:
+        contract: contract of the graph.
+        description: the runtime's description of the file.
+        dimensions: whether the runtime describes dimensions by their names.
+    """
     return [
         Finding("interface", message)
         for kind, specs, found in (

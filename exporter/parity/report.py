@@ -1,4 +1,4 @@
-"""What verification found: frozen values, JSON both ways. No torch here."""
+"""The parity report: frozen dataclasses that are written to JSON and read from it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-REFERENCE = "reference "  # what the name of a runtime begins with that is another implementation of the model
-EARLIER = ", when it was made"  # what it ends with where a bundle was not found to fail now
+REFERENCE = "reference "  # begins the runtime's name if that is another implementation of the model
+EARLIER = ", when it was made"  # ends the runtime's name if the row is from the export, not from the verification now
 NO_RESULT = "no result"
-# Of the checks, what tells most first.
+# The checks whose findings say most about a fault come first.
 CHECKS = ("place", "weights", "interface", "structure", "rounding", "runtime", "not judged")
-DETAIL = ("details", "spread", "own_spread", "checked")  # what only reports need
+DETAIL = ("details", "spread", "own_spread", "checked")  # fields that the summary in the manifest does not have
 
 
 def rank(check: str) -> int:
-    """Where the findings of a check stand: what tells most first, what is not known last."""
+    """The place of a check in :data:`CHECKS`, to sort findings; an unknown check comes last."""
     return CHECKS.index(check) if check in CHECKS else len(CHECKS)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong.
+    """A fault that a check found.
 
     Attributes:
         check: one of ``CHECKS``.
-        message: what and where, in one line.
-        case: the name of the case in which it was found; empty where it is not a matter of one.
+        message: the fault and its place, in one line.
+        case: name of the case in which it was found; empty if it does not depend on a case.
     """
 
     check: str
@@ -38,18 +38,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class CaseReport:
-    """How one graph did in one runtime in one case.
+    """The result of one graph in one runtime and one case.
 
     Attributes:
-        name, group, words: of the case, as in the plan.
+        name, group, words: name, group and description of the case, as in the plan.
         sizes: the length of each axis: ``batch``, ``source``, ``target`` and so on.
-        output: the one that came nearest to what is allowed, or furthest beyond. The numbers are of that one.
-        max_abs_error: the largest difference from the float64 reference; infinite where there is no number.
-        noise: the largest error of PyTorch's own float32 runs; None where there is none to compare with.
-        allowed: the largest difference that passes; likewise.
-        ratio: the factor that the comparison needed.
+        output: name of the worst output. The numbers below are for this one.
+        max_abs_error: the largest difference from the float64 reference; infinite if no numbers could be compared.
+        noise: the largest error of PyTorch's own float32 runs; None if it is not known.
+        allowed: the largest difference that passes; None if it is not known.
+        ratio: the smallest factor with which the output would pass.
         verdict: ``pass``, ``fail``, ``not judged`` or ``no result``.
-        message: what did not pass, first of all.
+        message: the first finding in this case.
     """
 
     name: str
@@ -66,40 +66,40 @@ class CaseReport:
 
     @property
     def passed(self) -> bool:
-        """Whether it is proven."""
+        """Whether the verdict is ``pass``."""
         return self.verdict == "pass"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON; infinity becomes None."""
+        """Plain values for JSON; infinity becomes None."""
         return _finite(asdict(self))
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> CaseReport:
-        """The way back from :meth:`to_dict`."""
+        """The report that :meth:`to_dict` wrote; None becomes infinity."""
         return cls(**_infinite(values))
 
 
 @dataclass(frozen=True)
 class GraphReport:
-    """How one graph did in one runtime.
+    """The result of one graph in one runtime: a row of the report.
 
     Attributes:
-        graph, format, runtime: which file, and what ran it.
-        cases: how many cases were run.
-        compared: how many output elements were held against the reference.
+        graph, format, runtime: names of the graph, of the file's format, and of the runtime.
+        cases: number of cases that gave a result.
+        compared: number of output elements that were compared with the reference.
         max_abs_error: the largest difference from the float64 reference.
-        worst_ratio: the largest factor that a comparison needed.
-        worst_case: the case that needed it, in words.
-        passed: whether every case and every check passed.
-        findings: what did not.
-        allowed: the factor that a comparison may need: 4 for float32, 0.1 for a file that was run in float64.
-        notes: what was not compared, though nothing is wrong: sentences with two results that are both right.
-        details: how it did in each case that it was asked for.
-        spread: how large the errors are of all elements, in units of what the factor 1 allows; see
-            :mod:`~mytx.exporter.parity.spread`. Of the cases alone in which that is known of PyTorch, if it is of any.
-        own_spread: the same of one plain float32 run of PyTorch.
-        checked: what was looked at besides the values: ``weights``, ``interface``, ``runtime``.
-        seconds: how long it took; not in the JSON, which is the same for the same files.
+        worst_ratio: the smallest factor with which all cases would pass.
+        worst_case: description of the case that needs this factor.
+        passed: whether all cases and all checks passed.
+        findings: the faults that were found.
+        allowed: the factor that is allowed: 4 in float32, 0.1 for a file that was run in float64.
+        notes: what was not compared although nothing is wrong: sentences with two results that are equally right.
+        details: the result of each case that should run.
+        spread: distribution of the errors of all elements, in units of the error that the factor 1 allows; see
+            :mod:`~mytx.exporter.parity.spread`. If PyTorch's own is known for some cases, only over these.
+        own_spread: the same for one plain float32 run of PyTorch.
+        checked: the checks that were made besides the comparison of values: ``weights``, ``interface``, ``runtime``.
+        seconds: duration; not in the JSON, which is equal for equal files.
     """
 
     graph: str
@@ -122,14 +122,14 @@ class GraphReport:
 
     @property
     def doubted(self) -> bool:
-        """Whether it did not pass only because PyTorch's own float32 is too far off to judge by."""
+        """Whether the only findings are "not judged": PyTorch's own float32 is too inaccurate to judge the file."""
         return not self.passed and {finding.check for finding in self.findings} == {"not judged"}
 
     def to_dict(self, *, details: bool = True) -> dict[str, Any]:
-        """As plain values for JSON, which has no infinity: a number that is not finite becomes None.
+        """Plain values for JSON, which has no infinity: a number that is not finite becomes None.
 
         Args:
-            details: with what is known of each case, which is much.
+            details: include the fields in :data:`DETAIL`, which are large.
         """
         values = _finite(asdict(self))
         values["details"] = [case.to_dict() for case in self.details]
@@ -138,7 +138,7 @@ class GraphReport:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GraphReport:
-        """The way back from :meth:`to_dict`; None becomes infinity."""
+        """The row that :meth:`to_dict` wrote; None becomes infinity."""
         values = _infinite(values)
         values["findings"] = tuple(Finding(**finding) for finding in values["findings"])
         values["notes"] = tuple(values.get("notes", ()))
@@ -150,31 +150,31 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """How all graphs did. An empty report has not passed."""
+    """The results of all graphs in all runtimes. An empty report has not passed."""
 
     graphs: tuple[GraphReport, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether there is something, and all of it passed."""
+        """Whether there are rows, and all of them passed."""
         return bool(self.graphs) and all(graph.passed for graph in self.graphs)
 
     @property
     def doubted(self) -> bool:
-        """Whether it did not pass only because PyTorch's own float32 is too far off to judge by."""
+        """Whether it did not pass, but only because some rows were "not judged"."""
         return bool(self.graphs) and not self.passed and all(graph.passed or graph.doubted for graph in self.graphs)
 
     def to_dict(self, *, details: bool = True) -> dict[str, Any]:
-        """As plain values for JSON; :meth:`from_dict` is the way back."""
+        """Plain values for JSON; :meth:`from_dict` reads them."""
         return {"passed": self.passed, "graphs": [graph.to_dict(details=details) for graph in self.graphs]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ParityReport:
-        """The way back from :meth:`to_dict`."""
+        """The report that :meth:`to_dict` wrote."""
         return cls(tuple(GraphReport.from_dict(graph) for graph in values["graphs"]))
 
     def to_json(self) -> str:
-        """:meth:`to_dict` as text, with each case in a line: there are thousands."""
+        """:meth:`to_dict` as JSON text, with one line for each case, because there are thousands."""
         values = self.to_dict()
         rows: dict[str, str] = {}
         for graph in values["graphs"]:
@@ -183,13 +183,13 @@ class ParityReport:
                 rows[f'"{name}": "{mark}"'] = f'"{name}": {_lines(graph[name])}'
                 graph[name] = mark
         text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        for mark, lines in rows.items():  # no string holds a mark: in a string its quotes would be escaped
+        for mark, lines in rows.items():  # a mark has quotes, which are escaped in strings: so no string contains one
             text = text.replace(mark, lines, 1)
         return text
 
 
 def by_file(reports: Sequence[GraphReport]) -> dict[tuple[str, str], list[GraphReport]]:
-    """The ways that each file was run, by its graph and format."""
+    """The rows of each file, by its graph and format."""
     files: dict[tuple[str, str], list[GraphReport]] = {}
     for report in reports:
         files.setdefault((report.graph, report.format), []).append(report)
@@ -197,7 +197,7 @@ def by_file(reports: Sequence[GraphReport]) -> dict[tuple[str, str], list[GraphR
 
 
 def shown_ratio(ratio: float) -> str:
-    """In no more characters than leave a table 80 columns wide."""
+    """A ratio in few characters, so that the table fits into 80 columns."""
     return f"{ratio:.2f}" if ratio < 1000 else f"{ratio:.0e}"
 
 
@@ -212,7 +212,7 @@ def _infinite(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lines(values: list[Any]) -> str:
-    """A list with each of its objects in a line, or all of it in one."""
+    """A list as JSON: one line for each object, or one line for a list of numbers or strings."""
     if not values or not isinstance(values[0], dict):
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
     rows = (json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values)

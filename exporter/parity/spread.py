@@ -1,4 +1,4 @@
-"""How errors are spread: how many there are of each size, by powers of two. No torch here."""
+"""The distribution of errors: the number of errors of each size, by powers of two. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# The powers of two that are told apart, of an error in units of what the factor 1 allows. Beyond them the last counts.
+# The first and last power of two, of an error in units of what the factor 1 allows. Other errors count as one of these.
 LOWEST, HIGHEST = -12, 7
-# Of the 52 bits after the point the first four are kept: sizes are told apart to a sixteenth, and counting is cheap.
+# Bits of a float64 that are dropped. Four bits after the point are left: sizes differ by 1/16, and counting is cheap.
 DROPPED = 48
-INFINITE = 0x7FF << (52 - DROPPED)
+INFINITE = 0x7FF << (52 - DROPPED)  # sizes from here on are infinity and NaN
 
-Spread = tuple[int, ...]
-Sizes = NDArray[np.int64]  # [2, n]: which sizes there are, and how many of each
+Spread = tuple[int, ...]  # the number of errors for each power of two from LOWEST to HIGHEST
+Sizes = NDArray[np.int64]  # [2, n]: the sizes that occur, and the number of errors of each
 
 
 def tally(errors: NDArray[np.float64]) -> Sizes:
-    """How many of ``errors``, which are not negative, have each size: by the exponent and first bits of the float64.
+    """The number of ``errors`` of each size. A size is the exponent and the first four bits of the float64.
 
-    Faster than logarithms of tens of megabytes, and it takes no memory: it works in that of ``errors``, which are gone.
+    This is faster than logarithms of tens of megabytes, and needs no memory, because it overwrites ``errors``.
+
+    Args:
+        errors: magnitudes, none negative; their values are lost.
     """
     bits: Any = errors.ravel(order="K").view(np.int64)
     bits >>= DROPPED
@@ -30,11 +33,11 @@ def tally(errors: NDArray[np.float64]) -> Sizes:
 
 
 def spread_of(sizes: Sizes, unit: float) -> Spread:
-    """Counts for each power of two from :data:`LOWEST` to :data:`HIGHEST`, of an error divided by ``unit``.
+    """The number of errors for each power of two from :data:`LOWEST` to :data:`HIGHEST`, in units of ``unit``.
 
     Args:
-        sizes: what :func:`tally` gave.
-        unit: what the factor 1 allows; where it is 0, any error at all is of the largest kind.
+        sizes: the result of :func:`tally`.
+        unit: the error that the factor 1 allows; if it is 0, any error counts as the highest power.
     """
     kept, counts = sizes
     edges: Any = (kept << DROPPED).view(np.float64)
@@ -48,6 +51,6 @@ def spread_of(sizes: Sizes, unit: float) -> Spread:
     return tuple(int(count) for count in found)
 
 
-def together(spreads: list[Spread]) -> Spread:
-    """The sum; nothing of nothing."""
+def add_spreads(spreads: list[Spread]) -> Spread:
+    """The sum of several distributions; empty if there are none."""
     return tuple(sum(counts) for counts in zip(*spreads, strict=True))

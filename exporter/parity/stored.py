@@ -1,6 +1,7 @@
-"""Reference cases that travel with a bundle, so that it can be verified where there is no PyTorch. No torch here.
+"""Reference cases that are stored in a bundle, so that it can be verified without PyTorch. Imports no torch.
 
-As many cases as fit into 5 MB a bundle, small ones first, the reference at seeded positions, and the noise.
+A bundle stores as many cases as fit into 5 MB, small ones first: the inputs, the reference at random positions (from a
+fixed seed), and the noise.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from ..errors import BundleError
 from .compare import Expected
 
 STORED = "reference.npz"
-BUNDLE_LIMIT = 5_000_000
-POSITIONS, LEAST_POSITIONS = 2048, 128  # of all outputs of a case together, and of one at least
-INDEX = "index"
+BUNDLE_LIMIT = 5_000_000  # bytes
+POSITIONS = 2048  # positions of all outputs of a case together
+LEAST_POSITIONS = 128  # positions of one output, at least
+INDEX = "index"  # name of the array with the JSON that describes all others
 
 
 @dataclass(frozen=True)
 class StoredCases:
-    """The cases of one graph, with the reference of each, and how many bytes they are, uncompressed."""
+    """The cases of one graph, the reference of each, and their size in bytes without compression."""
 
     plan: tuple[Case, ...]
     expected: tuple[Mapping[str, Expected], ...]
@@ -34,7 +36,10 @@ class StoredCases:
 
 
 def select(plan: Sequence[Case], expected: Sequence[Mapping[str, Expected]], limit: int) -> StoredCases:
-    """As many cases as fit into ``limit`` bytes, and one at least: of each group in turn the smallest that is left."""
+    """As many cases as fit into ``limit`` bytes, and at least one.
+
+    Cases are chosen in rounds: each round takes the smallest case that is left of each group.
+    """
     rng = np.random.default_rng(0)
     thinned = [{name: _thin(output, rng, len(outputs)) for name, output in outputs.items()} for outputs in expected]
     sizes = [
@@ -42,7 +47,7 @@ def select(plan: Sequence[Case], expected: Sequence[Mapping[str, Expected]], lim
         + sum(16 * output.values.size for output in outputs.values())
         for case, outputs in zip(plan, thinned, strict=True)
     ]
-    turns: dict[int, int] = {}  # of a case: how many of its group are smaller
+    turns: dict[int, int] = {}  # for each case the number of smaller cases in its group
     groups = Counter[str]()
     for number in sorted(range(len(plan)), key=sizes.__getitem__):
         turns[number] = groups[plan[number].group]
@@ -58,9 +63,10 @@ def select(plan: Sequence[Case], expected: Sequence[Mapping[str, Expected]], lim
 
 
 def _thin(expected: Expected, rng: np.random.Generator, outputs: int) -> Expected:
+    """The reference at a part of its positions; ``outputs`` is the number of outputs of the case."""
     size = expected.values.size
     most = max(LEAST_POSITIONS, POSITIONS // outputs)
-    kept = size if expected.ties else min(size, most)  # what ties is told apart by sentences, which must be whole
+    kept = size if expected.ties else min(size, most)  # with ties, whole sentences are compared
     chosen = np.sort(rng.choice(size, kept, replace=False)).astype(np.int64)
     positions = chosen if expected.positions is None else expected.positions[chosen]
     scale = float(np.abs(expected.values).max(initial=0.0)) if expected.scale is None else expected.scale
@@ -69,7 +75,7 @@ def _thin(expected: Expected, rng: np.random.Generator, outputs: int) -> Expecte
 
 
 def write_stored(path: Path, graphs: Mapping[str, StoredCases]) -> None:
-    """Write the cases of all graphs to ``path``."""
+    """Write the cases of all graphs to the ``.npz`` file ``path``."""
     arrays: dict[str, Array] = {}
     index: dict[str, Any] = {}
     for graph, stored in graphs.items():
@@ -104,7 +110,7 @@ def read_stored(path: Path) -> dict[str, StoredCases]:
     """The cases that :func:`write_stored` wrote, by graph.
 
     Raises:
-        BundleError: where the file is missing or not of that kind.
+        BundleError: if the file is missing or damaged.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -114,7 +120,7 @@ def read_stored(path: Path) -> dict[str, StoredCases]:
         raise BundleError(
             f"{path.parent} holds no reference cases", "it was exported with --no-verify: export it again without"
         ) from error
-    except Exception as error:  # zipfile, zlib, numpy and json have a dozen for a file that is damaged
+    except Exception as error:  # zipfile, zlib, numpy and json raise many types for a damaged file
         raise BundleError(f"{path} is damaged: {error}", "export the bundle again") from error
 
 

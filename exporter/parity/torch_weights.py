@@ -1,4 +1,4 @@
-"""Check 1 for files that PyTorch opens: every weight is in the file, bit for bit, under its state-dict name."""
+"""Check 1 for TorchScript and ``torch.export`` files: every weight is in the file, bit for bit, with its name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .weight_values import CONSTANT_LIMIT, compare_weights
 
 
 def torchscript_problems(path: Path, weights: Mapping[str, Array]) -> list[str]:
-    """What is wrong with the weights of a TorchScript file."""
+    """Problems with the weights in a TorchScript file."""
     module = torchscript.load(path)
     state = module.state_dict()
     graph: Any = module.inlined_graph
@@ -27,12 +27,12 @@ def torchscript_problems(path: Path, weights: Mapping[str, Array]) -> list[str]:
 
 
 def _is_read(node: Any) -> bool:
-    """Whether a node that gets an attribute gets a tensor, for others."""
+    """Whether a node that gets an attribute gets a tensor, and other nodes use it."""
     return node.output().type().kind() == "TensorType" and len(node.output().uses()) > 0
 
 
 def _name(node: Any) -> str:
-    """The state-dict name of what a node gets: the attribute's, after those that lead to its module."""
+    """The state-dict name of the tensor that a node gets: names of the modules on the way, and of the attribute."""
     names = []
     while node.kind() == "prim::GetAttr":
         names.append(node.s("name"))
@@ -41,7 +41,7 @@ def _name(node: Any) -> str:
 
 
 def pt2_problems(path: Path, weights: Mapping[str, Array]) -> list[str]:
-    """What is wrong with the weights of a ``torch.export`` file."""
+    """Problems with the weights in a ``torch.export`` file."""
     program = pt2.load(path)
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -56,18 +56,18 @@ def pt2_problems(path: Path, weights: Mapping[str, Array]) -> list[str]:
 
 
 def state_dict_names(state: Mapping[str, Tensor]) -> dict[str, Array]:
-    """Weights under the names that they have in the model."""
+    """Weights as arrays, by their state-dict name in the model."""
     return {name.removeprefix(PREFIX): tensor.detach().numpy() for name, tensor in state.items()}
 
 
 def with_aliases(read: set[str], state: Mapping[str, Tensor]) -> set[str]:
-    """``read``, and the names in ``state`` of the same tensors: of tied weights a graph may read one."""
+    """``read``, and all other names in ``state`` of the same tensors: a graph reads tied weights by one name only."""
     places = {state[name].data_ptr() for name in read if name in state}
     return read | {name for name, tensor in state.items() if tensor.data_ptr() in places}
 
 
 def is_weight(constant: object) -> bool:
-    """Whether a constant of a graph is as large as a weight, which belongs among the weights."""
+    """Whether a constant of a graph is so large that it should be a weight; see :data:`CONSTANT_LIMIT`."""
     if isinstance(constant, Tensor):
         return constant.is_floating_point() and constant.numel() > CONSTANT_LIMIT
     if isinstance(constant, Sequence) and not isinstance(constant, str):

@@ -1,4 +1,4 @@
-"""Weights that were read from a file, held against the model's: the rule for all formats. No torch here."""
+"""Comparing the weights in a file with the model's, bit for bit: the rule for all formats. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import numpy as np
 
 from ..cases.case import Array
 
-# A float constant with more values than this is a weight that the model does not have.
-CONSTANT_LIMIT = 16
+CONSTANT_LIMIT = 16  # a float constant with more values than this is a weight, and must be one of the model's
 
 
 def compare_weights(found: Mapping[str, Array], read: Collection[str], expected: Mapping[str, Array]) -> list[str]:
-    """What is wrong with weights that are in memory.
+    """Problems with weights that are in memory: wrong values, missing ones, and ones that should not be there.
 
     Args:
-        found: what the file holds, by state-dict name.
-        read: the names that its graph reads.
-        expected: as for :func:`check_weights`.
+        found: the weights in the file, by state-dict name.
+        read: the names that the graph in the file reads.
+        expected: the weights that the file must contain, by state-dict name.
     """
     problems = []
     for name, array in found.items():
@@ -32,6 +31,7 @@ def compare_weights(found: Mapping[str, Array], read: Collection[str], expected:
 
 
 def differences(name: str, found: Array, weight: Array) -> list[str]:
+    """How a weight in the file differs from the model's, in dtype, shape or values; empty if all bits are equal."""
     if found.dtype != weight.dtype:
         return [f"{name} is {found.dtype} in the file, {weight.dtype} in the model"]
     if found.shape != weight.shape:
@@ -41,5 +41,5 @@ def differences(name: str, found: Array, weight: Array) -> list[str]:
 
 
 def _bits(values: Array) -> Array:
-    """The values as integers of the same bits: NaN equals itself, and 0 is not -0."""
+    """The values as integers with the same bits, so that NaN equals itself, and 0 does not equal -0."""
     return np.ascontiguousarray(values).view(np.dtype(f"u{values.dtype.itemsize}"))

@@ -12,7 +12,7 @@ from ..bundle.manifest import Manifest
 from ..formats.table import FORMATS, label
 from ..parity.compare import EXACT, FACTOR, FAIL, NOT_JUDGED, PASS
 from ..parity.report import NO_RESULT, Finding, GraphReport, ParityReport, by_file, rank, shown_ratio
-from ..parity.spread import together
+from ..parity.spread import add_spreads
 from .plots import Histogram, Plot, RunCase, histogram_of, plots_of, shown
 
 PAGE = "parity.html"
@@ -199,7 +199,7 @@ def _worst_cases(rows: Sequence[GraphReport]) -> list[RunCase]:
 
 
 def _sum(rows: Sequence[GraphReport], name: str) -> tuple[int, ...]:
-    return together([getattr(row, name) for row in rows if getattr(row, name)])
+    return add_spreads([getattr(row, name) for row in rows if getattr(row, name)])
 
 
 def _largest(numbers: Sequence[Any]) -> float | None:

@@ -30,7 +30,7 @@ class ExportedGraph(TorchRuntime):
 
     def __init__(self, program: ExportedProgram, contract: Contract | None, lifted: bool = False) -> None:
         module = program.module()
-        # forward takes the inputs by name whichever way the program was made to be called.
+        # forward takes inputs by name, also if the program takes them by position.
         super().__init__((_lift(module) if lifted else module).forward, contract, lifted)
         self.program = program
         self.names = list(inspect.signature(module.forward).parameters)

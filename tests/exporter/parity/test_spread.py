@@ -13,7 +13,7 @@ from exported_models import Exported
 from mytx.exporter.cases.identities import whole_plan
 from mytx.exporter.parity.compare import FAIL, PASS, Expected, compare_values
 from mytx.exporter.parity.search_reference import search_references
-from mytx.exporter.parity.spread import HIGHEST, LOWEST, Spread, spread_of, tally, together
+from mytx.exporter.parity.spread import HIGHEST, LOWEST, Spread, add_spreads, spread_of, tally
 from mytx.exporter.parity.stored import read_stored, select, write_stored
 
 
@@ -62,8 +62,8 @@ def test_where_nothing_is_allowed_any_error_is_of_the_largest_kind() -> None:
 
 def test_nothing_gives_counts_of_0_and_sums_add_up() -> None:
     assert sum(spread()) == 0
-    assert powers(together([spread(1.0), spread(1.0, 4.0)])) == {0: 2, 2: 1}
-    assert together([]) == ()
+    assert powers(add_spreads([spread(1.0), spread(1.0, 4.0)])) == {0: 2, 2: 1}
+    assert add_spreads([]) == ()
 
 
 def test_an_array_in_another_order_or_with_more_dimensions_is_counted_too() -> None:
