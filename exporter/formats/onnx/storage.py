@@ -47,7 +47,7 @@ def write_model(model: ir.Model, path: Path, shared: SharedWeights | None = None
             place.offset,
             place.length,
             tensor.dtype,
-            shape=ir.Shape(tensor.shape),
+            shape=ir.Shape(tensor.shape.numpy()),
             name=value.name or "",
             base_dir=path.parent,
         )
@@ -56,7 +56,9 @@ def write_model(model: ir.Model, path: Path, shared: SharedWeights | None = None
             f"{path.name} would have {size / 1e9:.1f} GB, a file of ONNX at most 2 GB",
             "choose fewer graphs, or a smaller model" if shared else "export it with --weights shared",
         )
-    path.write_bytes(ir.to_proto(stored).SerializeToString())
+    proto = ir.to_proto(stored)
+    del proto.graph.value_info[:]  # of initializers: their own types say it already
+    path.write_bytes(proto.SerializeToString())
 
 
 def read_header(path: Path) -> onnx.ModelProto:
