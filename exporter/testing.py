@@ -101,7 +101,7 @@ def _bundle(path: Path, module: nn.Module, contract: Any, level: str) -> ParityR
         subject = as_exportable(module, masks)
     else:
         items = [contract] if isinstance(contract, CustomGraph) else list(contract or ())
-        if bundle.manifest.model["kind"] != CUSTOM_KIND:
+        if bundle.manifest.kind != CUSTOM_KIND:
             raise OptionError(f"{path} holds one of mytx's models, not a {type(module).__name__}", "give that model")
         if items and not all(isinstance(item, CustomGraph) for item in items):
             raise OptionError("what is given is no list of contracts", "make them with mytx.exporter.contracts.graph")

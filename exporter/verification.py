@@ -10,6 +10,7 @@ from typing import Any
 
 from .bundle.manifest import MANIFEST, sha256
 from .bundle.open import Bundle, open_bundle
+from .bundle.typed import fits
 from .cases.identities import every_case
 from .cases.user_cases import read_cases
 from .contracts.contract import CUSTOM_KIND
@@ -98,7 +99,7 @@ def verify_bundle(
         report = _verify_rebuilt(bundle, chosen, level or "standard", own, verbose, progress, factory)
     digest = sha256(bundle.folder / MANIFEST)
     seconds = round(time.perf_counter() - start, 3)
-    source = str(bundle.config.get("source", "")) if bundle.manifest.model["kind"] == CUSTOM_KIND else ""
+    source = str(bundle.config.get("source", "")) if bundle.manifest.kind == CUSTOM_KIND else ""
     return BundleCheck(bundle.folder, with_earlier(report, bundle), digest, seconds, by_cases, source)
 
 
@@ -111,6 +112,8 @@ def with_earlier(report: ParityReport, bundle: Bundle) -> ParityReport:
     """
     try:
         earlier = ParityReport.from_dict({"graphs": bundle.manifest.parity.get("graphs", [])}).graphs
+        if not fits(earlier, tuple[GraphReport, ...]):
+            raise TypeError("a value is not of its type")
     except (LookupError, TypeError, ValueError) as error:
         raise BundleError(f"the report in {bundle.folder / MANIFEST} is damaged", "export the bundle again") from error
     if bundle.manifest.parity["passed"] is False and all(row.passed for row in earlier):

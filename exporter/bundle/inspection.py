@@ -43,9 +43,10 @@ def _inspect_bundle(path: Path) -> dict[str, Any]:
     passed = manifest.parity.get("passed")
     verdict = {True: "passed", False: "FAILED", None: "not checked"}[passed]
     size = sum(entry.bytes for entry in manifest.files)
+    parameters = "an unknown number of" if manifest.parameters is None else f"{manifest.parameters:,}"
     sections = {
         "Model": [
-            f"{manifest.model['kind']}, {manifest.model['parameters']:,} parameters, {size:,} bytes in all",
+            f"{manifest.kind}, {parameters} parameters, {size:,} bytes in all",
             f"parity when it was made: {verdict}",
             f"now: {whole}",
         ],

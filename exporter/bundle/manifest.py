@@ -27,6 +27,11 @@ MODEL = "model"  # folder with the exported model, in a bundle that failed
 FORMAT = 1  # the version of the manifest
 REBUILD = "export or copy it again"
 
+# Keys of plain dicts in a manifest that its readers use, and the types of the values.
+MODEL_TYPES = {"kind": str, "parameters": int, "weights_sha256": str}
+ASSUMED_TYPES = {"name": str, "value": Any, "source": str}
+ROW_TYPES = {"graph": str, "format": str, "passed": bool}  # a row of the report
+
 
 @dataclass(frozen=True)
 class FileEntry:
@@ -55,7 +60,8 @@ class Manifest:
     Attributes:
         format: version of the manifest.
         tools: versions of mytx, Python and the libraries that made the bundle.
-        model: ``kind``, ``parameters`` (their number), and the SHA-256 of the configuration and of the weights.
+        model: ``kind``, ``parameters`` (their number), and the SHA-256 of the configuration and of the weights. Only
+            ``kind`` is always there: use the properties.
         files: all files except the manifest.
         graphs: the graphs by the name of their file.
         assumed: settings that are not in the checkpoint.
@@ -69,6 +75,21 @@ class Manifest:
     graphs: dict[str, GraphEntry]
     assumed: tuple[dict[str, Any], ...]
     parity: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """The kind of the model: ``translation``, or ``custom`` for a user's own."""
+        return str(self.model["kind"])
+
+    @property
+    def parameters(self) -> int | None:
+        """The number of parameters of the model; None if the manifest does not say."""
+        return self.model.get("parameters")
+
+    @property
+    def weights_sha256(self) -> str | None:
+        """The SHA-256 of the weights, as :func:`weights_sha256` gives it; None if the manifest does not say."""
+        return self.model.get("weights_sha256")
 
     def of_format(self, name: str) -> dict[str, GraphEntry]:
         """The graphs with a file in this format, by the name of the graph."""
@@ -86,14 +107,16 @@ class Manifest:
             for file, entry in values["graphs"].items()
         }
         files = tuple(FileEntry(**entry) for entry in values["files"])
+        for row in values["parity"].get("graphs", ()):
+            _entry("parity/graphs", row, ROW_TYPES)
         manifest = cls(
             format=values["format"],
             tools=dict(values["tools"]),
-            model=dict(values["model"]),
+            model=_entry("model", values["model"], MODEL_TYPES, optional=("parameters", "weights_sha256")),
             files=files,
             graphs=graphs,
-            assumed=tuple(values["assumed"]),
-            parity=_parity(values["parity"]),
+            assumed=tuple(_entry("assumed", item, ASSUMED_TYPES) for item in values["assumed"]),
+            parity=_entry("parity", values["parity"], {"passed": bool | None}),
         )
         _check_types(manifest)
         return manifest
@@ -101,19 +124,24 @@ class Manifest:
 
 def _check_types(manifest: Manifest) -> None:
     """Check all values, so that readers of a manifest can rely on their types; raise ``TypeError`` if one is wrong."""
-    model, hints = manifest.model, get_type_hints(Manifest)
-    wrong = [name for name, hint in hints.items() if not fits(getattr(manifest, name), hint)]
+    wrong = [name for name, hint in get_type_hints(Manifest).items() if not fits(getattr(manifest, name), hint)]
     wrong += [f"format {entry.format!r}" for entry in manifest.graphs.values() if entry.format not in FORMATS]
-    wrong += ["kind"] * (not fits(model["kind"], str)) + ["parameters"] * (not fits(model.get("parameters", 0), int))
-    wrong += ["passed"] * (not fits(manifest.parity["passed"], bool | None))
     if wrong:
         raise TypeError(f"{wrong[0]} is not of its type")
 
 
-def _parity(values: dict[str, Any]) -> dict[str, Any]:
-    """The summary of the report; raises ``LookupError`` or ``TypeError`` if a row of it is incomplete."""
-    for row in values.get("graphs", ()):
-        row["graph"], row["format"], row["passed"]
+def _entry(name: str, values: dict[str, Any], types: dict[str, Any], optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A copy of ``values``, after a check of the keys that readers of a manifest use.
+
+    Raises:
+        KeyError: if a key is missing that is not ``optional``.
+        TypeError: if a value is of another type.
+    """
+    for key, hint in types.items():
+        if key not in values and key not in optional:
+            raise KeyError(f"{name}/{key}")
+        if key in values and not fits(values[key], hint):
+            raise TypeError(f"{name}/{key} is not of its type")
     return dict(values)
 
 
@@ -172,7 +200,8 @@ def read_manifest(folder: Path) -> Manifest:
             raise BundleError(f"{folder} has format {found}, this mytx knows up to {FORMAT}", "use a newer mytx")
         return Manifest.from_dict(values)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise BundleError(f"{path} is damaged: {type(error).__name__}: {error}", REBUILD) from error
+        reason = f"it has no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        raise BundleError(f"{path} is damaged: {reason}", REBUILD) from error
 
 
 def _refuse_constant(constant: str) -> None:

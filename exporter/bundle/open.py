@@ -187,7 +187,7 @@ class Bundle:
             OptionError: for an option out of range.
             BundleError: if the bundle has no graph for these options.
         """
-        kind = self.manifest.model["kind"]
+        kind = self.manifest.kind
         if kind not in ("translation", "couplet"):
             raise BundleError(
                 f"{self.folder} holds a {kind} model, which mytx cannot decode with", "run its graphs: see inspect"
@@ -236,7 +236,7 @@ class Bundle:
         path = self.folder / "config.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            if self.manifest.model["kind"] == CUSTOM_KIND:
+            if self.manifest.kind == CUSTOM_KIND:
                 values["source"], values["methods"]
             else:
                 values["max_length"], values["tgt_vocab_size"], values["src_vocab_size"]

@@ -40,7 +40,7 @@ def rebuild(bundle: Bundle, factory: str | None = None) -> Exportable:
         OptionError: if ``factory`` is missing or not needed, or makes another model.
     """
     manifest = bundle.manifest
-    if (manifest.model["kind"] == CUSTOM_KIND) != (factory is not None):
+    if (manifest.kind == CUSTOM_KIND) != (factory is not None):
         raise OptionError(
             f"{bundle.folder} holds {'one of the models of mytx' if factory else 'a model of your own'}",
             "leave out --model" if factory else "name the function that makes it: --model package.module:build",
@@ -115,5 +115,7 @@ def _read_weights(folder: Path, manifest: Manifest, wanted: Collection[str]) -> 
 
 
 def _check_weights(folder: Path, manifest: Manifest, found: Mapping[str, Array]) -> None:
-    if weights_sha256(found) != manifest.model["weights_sha256"]:
+    if manifest.weights_sha256 is None:
+        raise BundleError(f"the manifest of {folder} has no weights_sha256 to check the weights by", EXPORT_AGAIN)
+    if weights_sha256(found) != manifest.weights_sha256:
         raise BundleError(f"the weights in {folder} are not those that it was made from", EXPORT_AGAIN)
