@@ -288,3 +288,8 @@ def test_a_graphs_module_takes_the_contracts_inputs_by_name(kind: str) -> None:
             spec.name for spec in graph.contract.inputs
         ]
         assert [spec.name for spec in graph.flexible.inputs] == arguments
+
+
+def test_a_model_without_decoder_layers_has_an_encoder_to_export():
+    assert list(graphs_of(MyTransformer(16, 2, 1, 0, 24))) == ["encoder"]
+    assert list(graphs_of(MyTransformer(16, 2, 1, 1, 24))) == ["encoder", "decoder", "full"]
