@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from cli_support import Result, assert_refused, names
+from cli_support import Run, assert_refused, names
 
 from bundles import copy_of_bundle, relist, tiny_model, whole_bundle
 from mytx.exporter.contracts.contract import GRAPHS, SEARCHES
 from mytx.exporter.errors import OptionError
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.pipeline import choose
-
-Run = Callable[..., Result]
-
 
 # --- which graphs there are ------------------------------------------------------------------------------------------
 

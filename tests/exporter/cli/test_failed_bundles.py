@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from cli_support import Result
+from cli_support import Run
 
 from bundles import tiny_bundle
 from mytx.exporter.bundle.manifest import MANIFEST
 from mytx.exporter.cli import main as cli
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture

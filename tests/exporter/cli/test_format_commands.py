@@ -6,14 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from cli_support import Result, assert_refused, names
+from cli_support import Run, assert_refused, names
 from onnx import helper
 
 from bundles import copy_of_bundle, edit_manifest, relist, tiny_bundle, tiny_model
@@ -22,8 +21,6 @@ from mytx.exporter.contracts.contract import GRAPHS, SEARCHES, Contract
 from mytx.exporter.formats.onnx import export as onnx_format
 from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import FORMATS
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")

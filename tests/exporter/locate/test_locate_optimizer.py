@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from cli_support import Result, assert_refused, names
+from cli_support import Run, assert_refused, names
 from planting_rewrites import norm_turned_round
 
 from bundles import copy_of_bundle, decoding_bundle, edit_manifest, relist, tiny_bundle, whole_bundle
@@ -18,7 +18,6 @@ from mytx.exporter.bundle.manifest import read_manifest
 from mytx.exporter.contracts.contract import CACHED
 from mytx.exporter.formats.table import PLAIN
 
-Run = Callable[..., Result]
 NORM = "LayerNormFusionL1"
 ADVICE = f'onnxruntime.InferenceSession(path, disabled_optimizers=["{NORM}"])'
 

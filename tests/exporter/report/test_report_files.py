@@ -5,26 +5,23 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import onnx
 import pytest
-from cli_support import Result, assert_refused, contents, names
+from cli_support import Run, assert_refused, contents, names
 from onnx import numpy_helper
 
-from bundles import copy_of_bundle, edit_manifest, tiny_bundle
+from bundles import copy_of_bundle, relist, tiny_bundle
 from mytx.exporter import pipeline, verify_bundle
 from mytx.exporter import verification as check
-from mytx.exporter.bundle.manifest import describe_files
 from mytx.exporter.parity.report import Finding, ParityReport
 from mytx.exporter.parity.stored import read_stored
 from mytx.exporter.report import files as report_files
 from mytx.exporter.report.files import check_places, write_whole
 
-Run = Callable[..., Result]
 TINY_FILES = ("encoder.onnx", "decoder.onnx", "full.onnx")
 
 
@@ -37,7 +34,7 @@ def damage(bundle: Path, graph: str) -> None:
     values[0, 0] += 1e-2
     tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
     onnx.save(model, path)
-    edit_manifest(bundle, files=[vars(entry) for entry in describe_files(bundle)])
+    relist(bundle)
 
 
 def failed_tests(path: Path) -> set[tuple[str, str]]:
@@ -95,7 +92,7 @@ def test_what_does_not_load_and_what_has_another_interface_fails_where_one_looks
     model = onnx.load(bundle / "encoder.onnx")
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "other"
     onnx.save(model, bundle / "encoder.onnx")
-    edit_manifest(bundle, files=[vars(entry) for entry in describe_files(bundle)])
+    relist(bundle)
     assert run("verify", bundle, "--junit", tmp_path / "parity.xml").code == 1
     failed = failed_tests(tmp_path / "parity.xml")
     assert ("parity.decoder.onnx", "onnxruntime: loading and running") in failed
@@ -125,7 +122,7 @@ def test_cases_that_were_stored_without_a_spread_are_verified_and_shown(run: Run
                 output.pop("spread", None)
     kept["index"] = np.frombuffer(json.dumps(index).encode(), dtype=np.uint8)
     np.savez(bundle / "reference.npz", **kept)
-    edit_manifest(bundle, files=[vars(entry) for entry in describe_files(bundle)])
+    relist(bundle)
     assert run("verify", bundle, "--html", tmp_path / "page.html").code == 0
     assert "PyTorch's own are not known" in (tmp_path / "page.html").read_text().replace("&#39;", "'")
 

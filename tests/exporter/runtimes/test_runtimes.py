@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 import torch
 from exported_models import KINDS, Exported
+from plans import BATCH, TARGET
 
 from mytx.exporter.cases.case import Array
-from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
+from mytx.exporter.contracts.contract import Contract, TensorSpec
 from mytx.exporter.runtimes.composed import Composed
 from mytx.exporter.runtimes.eager import Eager
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
 from mytx.exporter.runtimes.runtime import Description, run_all
-
-BATCH, SOURCE, TARGET = Axis("batch", traced=2), Axis("source", traced=7), Axis("target", traced=5)
 
 
 class Doubling:

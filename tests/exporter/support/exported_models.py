@@ -167,3 +167,6 @@ class Exported:
         found = find_weights("onnx", path, self.weights(name))
         plan, expected = self.plan(name), self.expected(name)
         return verify_file(path, self.contract(name), plan, expected, onnx_runs.runs(), format_name="onnx", found=found)
+
+
+Exports = Callable[[str], Exported]

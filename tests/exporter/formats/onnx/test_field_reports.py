@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exported_models import Exported
+from exported_models import Exported, Exports
 
 from mytx.exporter.cases.case import Array, Case
 from mytx.exporter.cases.plan import fill
@@ -19,7 +19,6 @@ from mytx.exporter.parity.compare import PASS, Expected, compare_case, compare_v
 from mytx.exporter.runtimes.onnxruntime import LEVELS, OnnxRuntime, RuntimeOptions
 
 KINDS = ["translation", "bare, every mask", "norm first, gelu, no bias"]
-Exports = Callable[[str], Exported]
 
 
 def random_case(
