@@ -11,7 +11,7 @@ import onnxruntime
 import torch
 
 from benchmarks.ct2_model import open_ct2, save_ct2, translate_ct2
-from mytx.exporter.bundle.generation import GraphSearch, SearchOptions, padded, rows_of
+from mytx.exporter.bundle.generation import GraphSearch, SearchOptions, hypotheses_of, padded
 from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import ExportOptions
 from mytx.exporter.graphs.model_graphs import graphs_of
@@ -73,7 +73,7 @@ def mytx_engine(files: Files, threads: int, beams: bool) -> Decode:
 
     def decode(sources: Ids, beams: int, steps: int) -> Ids:
         results = search(*padded(sources, files.model.config.pad_id), SearchOptions(beams, steps))
-        return [list(ids) for ((ids, _),) in rows_of(results)]
+        return [list(ids) for ((ids, _),) in hypotheses_of(results)]
 
     return decode
 

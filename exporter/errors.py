@@ -1,4 +1,4 @@
-"""Errors that a person can do something about, each with the next step. The command line exits with 2 for them."""
+"""Errors that the user can fix, each with the next step. The command line exits with 2 for them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class OptionError(MytxError):
 
 
 class ExportError(MytxError):
-    """A graph that could not be made, or came out other than its contract says."""
+    """A graph that could not be exported, or does not match its contract."""
 
 
 class BundleError(MytxError):
-    """A bundle that cannot be written, or read."""
+    """A bundle that cannot be written or read."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what ``error`` says, or its type where it says nothing."""
+    """The first line of the message of ``error``, or its type if the message is empty."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__

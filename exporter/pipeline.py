@@ -33,7 +33,7 @@ from .errors import OptionError
 from .formats.onnx.export import DEFAULT_OPSET, check_opset
 from .formats.onnx.shared_weights import shares, write_weights
 from .formats.table import FORMATS, ExportOptions
-from .graphs.exportable import Subject, subject_of
+from .graphs.exportable import Exportable, as_exportable
 from .graphs.graph import Graph
 from .graphs.running import evaluating
 from .locate.places import explained
@@ -83,7 +83,7 @@ class ExportResult:
 
 
 def export_bundle(
-    model: Model | Subject,
+    model: Model | Exportable,
     folder: str | Path,
     *,
     formats: Sequence[str] = ("onnx",),
@@ -131,8 +131,8 @@ def export_bundle(
     formats = (formats,) if isinstance(formats, str) else tuple(dict.fromkeys(formats))
     components = (components,) if isinstance(components, str) else components
     _check_options(formats, opset, level, jobs)
-    subject = subject_of(model, masks)
-    if not subject.ours:
+    subject = as_exportable(model, masks)
+    if subject.custom:
         _check_custom(formats, jobs)
     graphs = {name: subject.graphs[name] for name in choose(subject.graphs, components, formats)}
     if originals is not None and "full" not in graphs and not set(graphs) <= set(originals):
@@ -223,7 +223,7 @@ def weights_of(graphs: dict[str, Graph]) -> dict[str, dict[str, Array]]:
 
 
 def _describe(
-    subject: Subject, graphs: dict[str, Graph], formats: Sequence[str], folder: Path, report: ParityReport | None
+    subject: Exportable, graphs: dict[str, Graph], formats: Sequence[str], folder: Path, report: ParityReport | None
 ) -> str:
     """Write ``parity.json``, the page, and last the manifest; returns the manifest's digest."""
     nothing: dict[str, Any] = {"passed": None, "graphs": []}

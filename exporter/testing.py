@@ -20,11 +20,11 @@ from .bundle.open import open_bundle
 from .cases.case import Array, Case
 from .cases.identities import whole_plan
 from .cases.user_cases import own_case
-from .contracts.contract import CUSTOM, CUSTOM_KIND, Axis, Contract, TensorSpec
+from .contracts.contract import CUSTOM_KIND, CUSTOM_LAYOUT, Axis, Contract, TensorSpec
 from .contracts.declare import CustomGraph
 from .errors import BundleError, OptionError
-from .formats.onnx.stream import Weights, read_model, read_values
-from .graphs.exportable import Subject, custom_model, subject_again, subject_of
+from .formats.onnx.storage import Weights, read_model, read_values
+from .graphs.exportable import Exportable, as_exportable, custom_model, restore_custom_model
 from .graphs.graph import Graph
 from .graphs.model_graphs import masks_of
 from .graphs.modules import GraphModule
@@ -98,7 +98,7 @@ def _bundle(path: Path, module: nn.Module, contract: Any, level: str) -> ParityR
     contracts = {name: entry.contract for name, entry in entries.items()}
     if isinstance(module, Model):
         masks = masks_of(list(contracts.values())) if isinstance(module, MyTransformer) else None
-        subject = subject_of(module, masks)
+        subject = as_exportable(module, masks)
     else:
         items = [contract] if isinstance(contract, CustomGraph) else list(contract or ())
         if bundle.manifest.model["kind"] != CUSTOM_KIND:
@@ -106,7 +106,9 @@ def _bundle(path: Path, module: nn.Module, contract: Any, level: str) -> ParityR
         if items and not all(isinstance(item, CustomGraph) for item in items):
             raise OptionError("what is given is no list of contracts", "make them with mytx.exporter.contracts.graph")
         # The bundle has its contracts, too.
-        subject = custom_model(module, items) if items else subject_again(module, bundle.config, [*contracts.values()])
+        subject = (
+            custom_model(module, items) if items else restore_custom_model(module, bundle.config, [*contracts.values()])
+        )
     for name, wanted in contracts.items():
         if name not in subject.graphs or subject.graphs[name].contract != wanted:
             raise OptionError(f"the contract of {name} in {path} is not the model's", "export it again")
@@ -130,7 +132,7 @@ def _file(path: Path, module: nn.Module, contract: Any, level: str) -> ParityRep
         if not sets or not all(isinstance(item, Mapping) for item in sets):
             raise OptionError(f"nothing says what to run {path.name} on", "give a contract, or inputs by name")
         graph, plan = _by_inputs(path, module, sets)
-        subject = Subject(module, {graph.name: graph}, {}, ours=False)
+        subject = Exportable(module, {graph.name: graph}, {}, custom=True)
     with subject.tracing():
         references = compute_references(module, graph, plan)
         runs = [replace(run, dimensions=isinstance(contract, CustomGraph)) for run in onnx_runs()]
@@ -199,7 +201,7 @@ def _by_inputs(path: Path, module: nn.Module, sets: Sequence[Inputs]) -> tuple[G
             for name, (dtype, shape) in tensors.items()
         )
 
-    contract = Contract(path.stem, specs(described.inputs), specs(described.outputs), CUSTOM)
+    contract = Contract(path.stem, specs(described.inputs), specs(described.outputs), CUSTOM_LAYOUT)
     graph = Graph(contract, _Direct(module, set(described.inputs)), scopes=(), held=frozenset(module.state_dict()))
     cases = [own_case(f"inputs {number}", inputs, contract) for number, inputs in enumerate(arrays)]
     cases = [replace(case, name=f"{number:02d}", small=True) for number, case in enumerate(cases)]

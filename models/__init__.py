@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from .build import build_model as build_model
     from .build import config_of as config_of
     from .cached import CachedDecoder as CachedDecoder
-    from .checkpoint import load_checkpoint as load_checkpoint
+    from .checkpoints.description import CheckpointDescription as CheckpointDescription
+    from .checkpoints.description import describe_checkpoint as describe_checkpoint
+    from .checkpoints.folder import load_model as load_model
+    from .checkpoints.folder import save_model as save_model
+    from .checkpoints.load import load_checkpoint as load_checkpoint
     from .classification import ClassificationModel as ClassificationModel
     from .config import Assumption as Assumption
     from .config import ModelConfig as ModelConfig
     from .demo_files import demo_folder as demo_folder
-    from .description import CheckpointDescription as CheckpointDescription
-    from .description import describe_checkpoint as describe_checkpoint
     from .errors import CheckpointError as CheckpointError
     from .errors import MytxError as MytxError
     from .presets import PRESETS as PRESETS
@@ -27,15 +29,13 @@ if TYPE_CHECKING:
     from .search import Generator as Generator
     from .sequence import CoupletModel as CoupletModel
     from .sequence import TranslationModel as TranslationModel
-    from .storage import load_model as load_model
-    from .storage import save_model as save_model
     from .vocab import Vocabulary as Vocabulary
     from .vocab import find_vocab as find_vocab
 
 _HOME = {
     "Assumption": "config",
     "CachedDecoder": "cached",
-    "CheckpointDescription": "description",
+    "CheckpointDescription": "checkpoints.description",
     "CheckpointError": "errors",
     "ClassificationModel": "classification",
     "CoupletModel": "sequence",
@@ -50,11 +50,11 @@ _HOME = {
     "build_preset": "presets",
     "config_of": "build",
     "demo_folder": "demo_files",
-    "describe_checkpoint": "description",
+    "describe_checkpoint": "checkpoints.description",
     "find_vocab": "vocab",
-    "load_checkpoint": "checkpoint",
-    "load_model": "storage",
-    "save_model": "storage",
+    "load_checkpoint": "checkpoints.load",
+    "load_model": "checkpoints.folder",
+    "save_model": "checkpoints.folder",
 }
 
 __all__ = sorted(_HOME)

@@ -1,9 +1,10 @@
-"""Imports run one way: exporter -> models -> transformer, and inside exporter from the command line downwards."""
+"""Imports run one way: exporter -> models -> transformer, and inside exporter and models likewise."""
 
 from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -119,12 +120,15 @@ def dotted(path: Path) -> str:
 
 
 MODULES = {dotted(path): path for path in FILES["exporter"]}
+MODELS = {dotted(path): path for path in FILES["models"]}
 
 
 def modules_in(path: Path) -> set[str]:
-    """The modules of exporter that a file of it imports."""
-    found = {name for package, name in imported(path, parsed(path)) if package == "exporter"}
-    return {name if name in MODULES else name.rpartition(".")[0] for name in found}
+    """The modules of its own package, exporter or models, that a file imports."""
+    own = path.relative_to(ROOT).parts[0]
+    known = {"exporter": MODULES, "models": MODELS}[own]
+    found = {name for package, name in imported(path, parsed(path)) if package == own}
+    return {name if name in known else name.rpartition(".")[0] for name in found}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -151,14 +155,28 @@ def test_a_package_of_the_exporter_imports_only_those_before_it(room: str) -> No
                 assert other.partition(".")[0] in allowed, f"{name} imports {other}"
 
 
-def test_no_modules_of_the_exporter_import_each_other() -> None:
-    imports = {name: modules_in(path) - {name, ""} for name, path in MODULES.items() if name}
+def test_no_model_file_imports_what_reads_checkpoints() -> None:
+    readers = {name for name in MODELS if name.startswith("checkpoints")}
+    assert len(readers) > 5
+    for name in MODELS.keys() - readers - {""}:  # "" is the package itself, which has the names of all
+        assert not modules_in(MODELS[name]) & {*readers, ""}, f"{name} imports what reads checkpoints"
+
+
+@pytest.mark.parametrize("known", [MODULES, MODELS], ids=["exporter", "models"])
+def test_no_modules_import_each_other(known: dict[str, Path]) -> None:
+    imports = {name: modules_in(path) - {name, ""} for name, path in known.items() if name}
     assert len(list(graphlib.TopologicalSorter(imports).static_order())) == len(imports)  # raises for a cycle
 
 
-@pytest.mark.parametrize("room", [room for room in ROOMS if room in {path.parent.name for path in FILES["exporter"]}])
-def test_a_package_of_the_exporter_says_what_it_is_for_and_what_it_imports(room: str) -> None:
-    words = ast.get_docstring(parsed(ROOT / "exporter" / room / "__init__.py")) or ""
+@pytest.mark.parametrize(
+    "folder",
+    [
+        *(f"exporter/{room}" for room in ROOMS if room in {path.parent.name for path in FILES["exporter"]}),
+        "models/checkpoints",
+    ],
+)
+def test_a_package_says_what_it_is_for_and_what_it_imports(folder: str) -> None:
+    words = ast.get_docstring(parsed(ROOT / folder / "__init__.py")) or ""
     assert "mport" in words
     assert len(words.splitlines()) > 2
 
@@ -248,3 +266,10 @@ def test_what_runs_and_verifies_a_bundle_starts_without_torch() -> None:
     loaded = loaded_by(*(f"mytx.exporter.{module}" for module in WITHOUT_TORCH))
     assert "onnxruntime" in loaded
     assert not loaded & {"torch", "onnxscript"}
+
+
+@pytest.mark.parametrize("package", ["mytx.models", "mytx.exporter", "mytx.exporter.contracts"])
+def test_every_public_name_can_be_imported(package: str) -> None:
+    module = importlib.import_module(package)
+    assert len(module.__all__) > 5
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []

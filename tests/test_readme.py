@@ -1,13 +1,15 @@
-"""The commands and the code in the README run, in its order."""
+"""The documentation: commands and code in the README and in ``docs/`` run; tables, links and lengths are right."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,12 +19,44 @@ from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.models import TranslationModel
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(sh setup|sh|python)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md"))}
+PAGES = {"README.md": (ROOT / "README.md").read_text(encoding="utf-8"), **PAGES}
+README = PAGES["README.md"]
+FENCED = re.compile(r"^```([\w ]*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+
+# How many blocks of each kind a page has: a block that is not found would not be run.
+BLOCKS = {
+    "README.md": {"sh setup": 2, "sh": 2, "python": 1},
+    "docs/architecture.md": {"text": 1},
+    "docs/ci.md": {"sh": 1, "yaml": 1, "python": 1},
+    "docs/contracts.md": {"sh": 2, "python": 1},
+    "docs/decoding.md": {"sh": 1, "python": 2, "js": 1},
+    "docs/equality.md": {"sh": 3},
+    "docs/files.md": {},
+    "docs/library.md": {"python": 1},
+    "docs/speed.md": {},
+    "docs/troubleshooting.md": {},
+}
+RUN = [name for name, kinds in BLOCKS.items() if {"sh", "python"} & set(kinds)]
 
 
-def blocks(kind: str) -> list[str]:
-    return [text.strip() for found, text in BLOCKS if found == kind]
+def blocks(page: str, *kinds: str) -> list[tuple[str, str]]:
+    """The kind and the text of each code block of a page, in its order; without ``kinds`` of all."""
+    return [(kind, text.strip()) for kind, text in FENCED.findall(PAGES[page]) if kind in kinds or not kinds]
+
+
+def texts(page: str, kind: str) -> list[str]:
+    return [text for _, text in blocks(page, kind)]
+
+
+# --- what can be run -------------------------------------------------------------------------------------------------
+
+
+class Start(NamedTuple):
+    """A folder in which the README's first command has run, and what that printed."""
+
+    folder: Path
+    lines: list[str]
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -34,36 +68,66 @@ def run(command: list[str], folder: Path) -> str:
     return result.stdout
 
 
-@pytest.mark.slow
-def test_the_commands_and_the_code_run_as_they_stand(tmp_path):
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """The demo is exported once: every page that uses it gets a copy."""
+    folder = tmp_path_factory.mktemp("start")
     torch.manual_seed(0)
-    torch.save(TranslationModel(30, 20, 32, 4, 1, 1, 48).state_dict(), tmp_path / "model.pt")
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    after_setup = blocks("sh setup")[0].partition("pip install . && ")[2]
-    assert after_setup.startswith("mytx-export onnx -o demo-bundle")
-    spelled = run(["bash", "-ec", after_setup], tmp_path).splitlines()
-    assert spelled[-2:] == ["N AY1 T", "T R AE0 N S F AO1 R M ER0"]
-    for text in blocks("sh"):
-        run(["bash", "-ec", text], tmp_path)
-    for text in blocks("python"):
-        run([sys.executable, "-c", text], tmp_path)
+    torch.save(TranslationModel(30, 20, 32, 4, 1, 1, 48).state_dict(), folder / "model.pt")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    after_setup = texts("README.md", "sh setup")[0].partition("pip install . && ")[2]
+    assert after_setup.startswith("mytx-export onnx -o demo-bundle && ")
+    return Start(folder, run(["bash", "-ec", after_setup], folder).splitlines())
+
+
+@pytest.mark.slow
+def test_the_first_command_spells_two_words(start):
+    assert start.lines[-2:] == ["N AY1 T", "T R AE0 N S F AO1 R M ER0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN)
+def test_the_commands_and_the_code_run_as_they_stand(page, start, tmp_path):
+    runnable = blocks(page, "sh", "python")
+    used = any("demo-bundle" in text for _, text in runnable)
+    shutil.copytree(start.folder, tmp_path, dirs_exist_ok=True, ignore=None if used else ignoring_the_demo)
+    for kind, text in runnable:
+        run(["bash", "-ec", text] if kind == "sh" else [sys.executable, "-c", text], tmp_path)
+
+
+def ignoring_the_demo(folder: str, names: list[str]) -> set[str]:
+    return {"demo-bundle"} & set(names)
+
+
+@pytest.mark.slow
+def test_the_code_for_node_runs_as_it_stands(start):
+    node, package = shutil.which("node"), "onnxruntime-node"
+    if not node or subprocess.run([node, "-e", f"require('{package}')"], capture_output=True, check=False).returncode:
+        pytest.skip(f"Node has no {package}: npm install it, and set NODE_PATH")
+    (text,) = texts("docs/decoding.md", "js")
+    printed = "console.log(JSON.stringify(Array.from(tokens.data).map(Number)))"
+    whole = f"const ort = require('{package}');\n(async () => {{\n{text}\n{printed}\n}})();"
+    vocabulary = json.loads((ROOT / "models" / "demo" / "vocab.json").read_text(encoding="utf-8"))
+    names = {number: name for name, number in vocabulary["target"].items()}
+    found = json.loads(run([node, "-e", whole], start.folder).splitlines()[-1])
+    assert [names[number] for number in found] == ["N", "AY1", "T"]
 
 
 def test_there_is_something_to_run():
-    assert len(blocks("sh setup")) == 2
-    assert len(blocks("sh")) == 9
-    assert len(blocks("python")) == 6
+    found = {page: [kind for kind, _ in blocks(page)] for page in PAGES}
+    assert {page: {kind: kinds.count(kind) for kind in kinds} for page, kinds in found.items()} == BLOCKS
+    assert len(RUN) == 6
 
 
 def test_the_recipe_for_github_runs_the_commands_that_are_run_here():
-    (recipe,) = re.findall(r"^```yaml\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    (recipe,) = texts("docs/ci.md", "yaml")
     steps = re.findall(r"- run: (mytx-export .*)", recipe)
     assert len(steps) == 2
-    assert "\n".join(steps) in blocks("sh")
+    assert "\n".join(steps) in texts("docs/ci.md", "sh")
 
 
 def test_ci_runs_the_test_command_of_the_readme():
-    command = blocks("sh setup")[1].rpartition("&&")[2].strip()
+    command = texts("README.md", "sh setup")[1].rpartition("&&")[2].strip()
     assert command == "python -m pytest -n 2 --dist loadfile --no-loadscope-reorder"
     assert command in (ROOT / ".ci" / "run").read_text().splitlines()
 
@@ -71,10 +135,13 @@ def test_ci_runs_the_test_command_of_the_readme():
 def test_the_torch_that_the_readme_installs_is_the_one_that_ci_tests():
     version = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
     assert version is not None
-    installs = [f"pip install torch=={version[1]} " in text for text in blocks("sh setup")]
+    installs = [f"pip install torch=={version[1]} " in text for text in texts("README.md", "sh setup")]
     assert installs == [True, True]
     assert f"pip install --quiet torch=={version[1]}" in (ROOT / ".ci" / "run").read_text()
     assert torch.__version__.split("+")[0] == version[1]
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))
@@ -90,7 +157,7 @@ def test_the_table_of_graphs_says_what_the_contracts_say():
     for name in ("encoder", "decoder", "full", "greedy", "generate", "prefill", "step"):
         contract = graphs[name].contract
         letters["hypotheses"] = "1" if name == "greedy" else "n"
-        row = next(line for line in README.splitlines() if line.startswith(f"| `{name}.onnx` |"))
+        row = next(line for line in PAGES["docs/files.md"].splitlines() if line.startswith(f"| `{name}.onnx` |"))
         _, _, inputs, outputs, _ = row.split("|")
         for cell, specs in ((inputs, contract.inputs), (outputs, contract.outputs)):
             same = before if "the same, and" in cell else []
@@ -104,7 +171,67 @@ def test_the_table_of_graphs_says_what_the_contracts_say():
         before = [spec.name for spec in contract.inputs]
 
 
-def test_links_to_files_lead_somewhere():
-    links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+def test_the_architecture_names_every_package_of_the_exporter():
+    (picture,) = texts("docs/architecture.md", "text")
+    named = {line.split()[0] for line in picture.splitlines()}
+    assert {f"{path.parent.name}/" for path in (ROOT / "exporter").glob("*/__init__.py")} <= named
+
+
+def test_the_architecture_names_files_that_exist_and_what_is_in_them():
+    folders = (ROOT, ROOT / "exporter", ROOT / "models" / "checkpoints")
+    seen = 0
+    for step in re.findall(r"^\d\. .+(?:\n   .+)*", PAGES["docs/architecture.md"], flags=re.MULTILINE):
+        paths = [path for path in re.findall(r"`([\w./]+(?:\.\w+|/))`", step) if "NAME" not in path]
+        found = [next((folder / path for folder in folders if (folder / path).exists()), None) for path in paths]
+        assert None not in found, step
+        sources = " ".join(path.read_text(encoding="utf-8") for path in found if path and path.is_file())
+        for name in re.findall(r"`([A-Za-z_]\w*)`", step) if sources else ():
+            assert re.search(rf"\b{name}\b", sources), f"{name}: {step}"
+            seen += 1
+    assert seen > 20
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+
+
+def links(page: str) -> list[str]:
+    """Where the links and pictures of a page lead that stay in the repository."""
+    return re.findall(r"\]\((?!http)([^)\s]+)\)", FENCED.sub("", PAGES[page]))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", text), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    found = links(page)
+    assert found
+    for link in found:
+        file, _, anchor = link.partition("#")
+        target = ((ROOT / page).parent / file).resolve() if file else ROOT / page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text(encoding="utf-8")), link
+
+
+def test_every_page_is_linked_from_the_readme():
+    assert [page for page in PAGES if page != "README.md" and page not in links("README.md")] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_says_first_what_it_is_for(page):
+    title, nothing, first = PAGES[page].splitlines()[:3]
+    assert title.startswith("# ")
+    assert nothing == ""
+    assert first.startswith("mytx exports" if page == "README.md" else "This page ")
+
+
+@pytest.mark.parametrize(("page", "limit"), [("README.md", 150), ("docs/architecture.md", 80)])
+def test_a_page_that_is_read_at_once_is_short(page, limit):
+    assert len(PAGES[page].splitlines()) <= limit
+
+
+def test_the_picture_is_small():
+    assert 10_000 < (ROOT / "docs" / "parity.png").stat().st_size < 150_000

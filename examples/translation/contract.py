@@ -1,4 +1,4 @@
-"""What a deployer of ``translation.Seq2SeqTransformer`` wants: the masks that they use, and logits from the decoder."""
+"""Contracts for ``translation.Seq2SeqTransformer``: the graphs with the masks that a deployer uses, and logits."""
 
 from __future__ import annotations
 

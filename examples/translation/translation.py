@@ -1,8 +1,8 @@
-"""A translation model as many write it after PyTorch's tutorial: ``nn.Transformer``, sequence first, masks given.
+"""A translation model as many people write it after PyTorch's tutorial: ``nn.Transformer``, sequence first, with masks.
 
     python translation.py model.pt      # saves a state dict, as training would
 
-Nothing here knows of mytx.
+This file does not use mytx.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The folder that is shipped: made whole or not at all, described by its manifest, checked, opened, and used.
+"""Bundles: writing a bundle's folder completely or not at all, its manifest, and checking, opening and using a bundle.
 
-Imports runtimes and what that imports; it knows nothing of parity.
+Without the model, a bundle is opened and run in onnxruntime; ``rebuild`` builds the model again from the bundle. It
+imports ``runtimes`` and what that imports, and nothing of ``parity``.
 """

@@ -1,7 +1,7 @@
-"""Batches of ids through the graphs that decode: what a search is told, what it gives, who runs it. No torch here.
+"""Decoding batches of ids with the graphs of a bundle: search options, searches, and their results. Imports no torch.
 
-What the numbers mean is written in :mod:`mytx.models.search`. Letters: ``N`` sentences, ``S`` source length, ``n``
-results of each, ``L`` the longest of them.
+:mod:`mytx.models.search` describes the search and its options. Letters: ``N`` sentences, ``S`` source length, ``n``
+results per sentence, ``L`` length of the longest result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import OptionError
 from ..runtimes.runtime import Runtime
 
 HIGHEST_POWER = math.log(np.finfo(np.float32).max)
-DEFAULT_LENGTH = 256  # as mytx.models.search has it, which needs torch
+DEFAULT_LENGTH = 256  # equal to mytx.models.search.DEFAULT_MAX_LENGTH, which cannot be imported without torch
 DEFAULT_BATCH = 32
 
 Results = tuple[Array, Array, Array]  # tokens [N, n, L], lengths [N, n], scores [N, n]
@@ -31,9 +31,9 @@ class Hypothesis:
     """One result of a search.
 
     Attributes:
-        ids: without the start and the end id.
+        ids: target ids without start and end.
         score: log-probability / (length with the end) ** length_penalty; 0 for an empty source, which is not decoded.
-        text: of the ids; None where the bundle has no vocabulary.
+        text: the ids as text; None if the bundle has no vocabulary.
     """
 
     ids: tuple[int, ...]
@@ -46,33 +46,37 @@ class Generation:
     """The results for one input.
 
     Attributes:
-        hypotheses: best first, as many as were asked for.
+        hypotheses: ``num_hypotheses`` results, best first.
     """
 
     hypotheses: tuple[Hypothesis, ...]
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Of the best."""
+        """The ids of the best hypothesis."""
         return self.hypotheses[0].ids
 
     @property
     def score(self) -> float:
-        """Of the best."""
+        """The score of the best hypothesis."""
         return self.hypotheses[0].score
 
     @property
     def text(self) -> str | None:
-        """Of the best."""
+        """The text of the best hypothesis."""
         return self.hypotheses[0].text
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What a search is told; what each number means is written in :class:`mytx.models.Generator`.
+    """The options of a search, as in :class:`mytx.models.Generator`.
 
     Attributes:
-        max_length: None is 256, or the number of positions where there are fewer.
+        num_beams: number of beams; 1 is greedy search.
+        max_length: the most tokens of a result; None means 256, or the number of positions if that is smaller.
+        min_length: the fewest tokens of a result.
+        length_penalty: scores are divided by length ** length_penalty.
+        num_hypotheses: number of results for each input.
     """
 
     num_beams: int = 1
@@ -82,10 +86,16 @@ class SearchOptions:
     num_hypotheses: int = 1
 
     def within(self, positions: int, vocabulary: int) -> SearchOptions:
-        """The same for a model with so many positions and target ids, ``max_length`` filled in.
+        """The options with ``max_length`` filled in, after a check that all are in range.
+
+        Without this check, the graphs would replace a number out of range silently.
+
+        Args:
+            positions: number of positions of the model.
+            vocabulary: number of target ids.
 
         Raises:
-            OptionError: where a number does not fit: the graphs would bring it into range without a word.
+            OptionError: if a number is out of range.
         """
         for name in ("num_beams", "min_length", "num_hypotheses"):
             whole_number(name, getattr(self, name))
@@ -112,10 +122,10 @@ class SearchOptions:
 
 
 def whole_number(name: str, value: Any) -> int:
-    """``value``, which must be whole.
+    """``value`` as an integer.
 
     Raises:
-        OptionError: where it is not.
+        OptionError: if it is not a whole number.
     """
     if isinstance(value, (bool, np.bool_)):
         raise OptionError(f"{name} is {value!r}", "give a whole number")
@@ -126,10 +136,10 @@ def whole_number(name: str, value: Any) -> int:
 
 
 class Search(Protocol):
-    """What decodes a batch."""
+    """A function that decodes a batch."""
 
     def __call__(self, src: Array, padding: Array, options: SearchOptions) -> Results:
-        """``src [N, S]`` int64, ``padding [N, S]`` (True = padding) -> tokens, lengths, scores."""
+        """``src [N, S]`` int64, ``padding [N, S]`` bool (True = padding) -> tokens, lengths, scores."""
         ...
 
 
@@ -141,7 +151,7 @@ class GraphSearch:
         self.contract = contract
 
     def __call__(self, src: Array, padding: Array, options: SearchOptions) -> Results:
-        """As :class:`Search`; every number that the graph takes is given, whatever its default."""
+        """As :class:`Search`. All options that the graph takes are given, so its defaults are not used."""
         given: dict[str, Array] = {"src": src, "src_key_padding_mask": padding}
         for spec in self.contract.inputs:
             if spec.role == "number":
@@ -150,9 +160,11 @@ class GraphSearch:
         return found["tokens"], found["lengths"], found["scores"]
 
 
-class HalvesSearch:
-    """Greedy with ``encoder`` and ``decoder``, for bundles that have nothing better: every step decodes the whole
-    target again. Other than the graphs it adds the log-probabilities up in float64.
+class EncoderDecoderSearch:
+    """Greedy search with ``encoder`` and ``decoder``, for bundles without a graph that searches.
+
+    It is slower, because every step decodes the whole target again. It adds log-probabilities in float64, the graphs
+    in float32.
     """
 
     def __init__(self, encoder: Runtime, decoder: Runtime, ids: dict[str, int]) -> None:
@@ -161,7 +173,7 @@ class HalvesSearch:
         self.ids = ids
 
     def __call__(self, src: Array, padding: Array, options: SearchOptions) -> Results:
-        """As :class:`Search`, with one result for each sentence."""
+        """As :class:`Search`, for one beam and one result for each sentence."""
         assert options.num_beams == 1
         assert options.max_length is not None
         batch, longest, end = len(src), options.max_length, self.ids["eos"]
@@ -193,20 +205,22 @@ class HalvesSearch:
         most = int(lengths.max())
         real = np.arange(most) < lengths
         tokens = np.where(real, history[:, 1 : most + 1], self.ids["pad"])
-        # One that was cut off has no end that counts.
+        # The length with the end token; a result that was cut off has none.
         counted = np.minimum(lengths + 1, longest)
         return tokens[:, None], lengths, scores / counted**options.length_penalty
 
 
 def batches_of(sources: Sequence[Sequence[int]], batch_size: int) -> Iterator[list[int]]:
-    """The places of ``sources`` in batches of like lengths, the longest first: what does not fit is known at once."""
+    """Indices of ``sources`` in batches of similar length. The longest come first, so that a lack of memory shows at
+    once.
+    """
     order = sorted(range(len(sources)), key=lambda place: -len(sources[place]))
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
 
 
 def padded(sources: Sequence[Sequence[int]], pad: int) -> tuple[Array, Array]:
-    """Sources that are not empty as ``src [N, S]``, padded on the right, and the mask that says where."""
+    """Sources that are not empty as ``src [N, S]`` int64, padded on the right, and the padding mask ``[N, S]`` bool."""
     longest = max(map(len, sources))
     src = np.full((len(sources), longest), pad, dtype=np.int64)
     padding = np.ones(src.shape, dtype=bool)
@@ -216,8 +230,8 @@ def padded(sources: Sequence[Sequence[int]], pad: int) -> tuple[Array, Array]:
     return src, padding
 
 
-def rows_of(results: Results) -> list[list[tuple[tuple[int, ...], float]]]:
-    """For each sentence the ids and scores of its results, best first."""
+def hypotheses_of(results: Results) -> list[list[tuple[tuple[int, ...], float]]]:
+    """For each sentence the ids and the score of each result, best first."""
     tokens, lengths, scores = results
     return [
         [(tuple(ids[:length].tolist()), float(score)) for ids, length, score in zip(*row, strict=True)]
@@ -225,8 +239,12 @@ def rows_of(results: Results) -> list[list[tuple[tuple[int, ...], float]]]:
     ]
 
 
-def several(inputs: Sequence[str] | Sequence[Sequence[int]]) -> list[str | Sequence[int]]:
-    """What was given as a list, if it is one of texts or of lists of ids."""
+def listed_inputs(inputs: Sequence[str] | Sequence[Sequence[int]]) -> list[str | Sequence[int]]:
+    """``inputs`` as a list, after a check that they are texts or lists of ids.
+
+    Raises:
+        OptionError: if they are not, or there are none.
+    """
     if isinstance(inputs, str):
         raise OptionError("one text was given", "give a list of texts: [text]")
     items: list[str | Sequence[int]] = list(inputs)

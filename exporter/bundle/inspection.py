@@ -1,4 +1,4 @@
-"""``inspect``: what a path is, in words and as data."""
+"""``inspect``: a description of a bundle or a checkpoint, in words and as data."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from ..formats.table import FORMATS
 from .integrity import check_files
 from .manifest import MANIFEST, GraphEntry, read_manifest
 
+SHOWN = 10  # bad weights in words; all are in the data
+
 
 def inspect_path(path: Path, keys: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What ``path`` is.
+    """A description of the bundle or checkpoint at ``path``.
+
+    Args:
+        path: a folder or file.
+        keys: for a checkpoint, as for :func:`mytx.models.describe_checkpoint`.
 
     Returns:
-        ``what`` (``bundle`` or ``checkpoint``), ``details`` as data, and for people ``title``, ``sections`` (lines
-        under titles) and ``next`` (a command).
+        ``what`` (``bundle`` or ``checkpoint``), ``details`` as data, and for people ``title``, ``sections`` (a list of
+        lines by section title) and ``next`` (the command to run next).
 
     Raises:
-        MytxError: where it is neither.
+        MytxError: if it is neither.
     """
     if (path / MANIFEST).is_file():
         return _inspect_bundle(path)
@@ -70,7 +76,7 @@ def _describe_contract(entry: GraphEntry) -> list[str]:
     if contract.ids:
         lines.append("ids: " + ", ".join(f"{name} {value}" for name, value in contract.ids.items()))
     if FORMATS[entry.format].runs_code:
-        lines.append("to open this file can run code: open it only where you trust its source")
+        lines.append("opening this file can run code: open it only if you trust its source")
     return lines
 
 
@@ -95,6 +101,7 @@ def _inspect_checkpoint(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
     ignored = [f"ignore={name}" for name in found.unknown_tensors]
     given = "".join(f" --key {shlex.quote(key)}" for key in [*keys, *ignored])
     sections = {
+        "Weights that an export refuses": _describe_bad_weights(found.bad_weights),
         "Read from the shapes": [f"{name}: {value}" for name, value in found.sizes.items() if value is not None],
         "Not in a checkpoint": [
             f"the number of attention heads: give --nhead, probably one of {', '.join(map(str, heads))}",
@@ -107,5 +114,15 @@ def _inspect_checkpoint(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
         "title": f"{path}: a {found.kind} model, {found.parameters:,} values, attention in the {found.layout} layout",
         "details": found.to_dict(),
         "sections": sections,
-        "next": f"mytx-export onnx {quoted} --nhead N{given} -o bundle",
+        "next": "" if found.bad_weights else f"mytx-export onnx {quoted} --nhead N{given} -o bundle",
     }
+
+
+def _describe_bad_weights(bad: list[dict[str, Any]]) -> list[str]:
+    if not bad:
+        return []
+    lines = [f"{item['tensor']} {list(item['shape'])} {item['dtype']}: {item['reason']}" for item in bad[:SHOWN]]
+    if len(bad) > SHOWN:
+        lines.append(f"… and {len(bad) - SHOWN:,} more tensors: --json lists all")
+    lines.extend(dict.fromkeys(item["hint"] for item in bad))
+    return lines

@@ -1,4 +1,4 @@
-"""Integrity: a bundle is what its manifest says, each file there and unchanged, and no file more."""
+"""Integrity: all files in the manifest are in the bundle and unchanged, and there are no other files."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from ..errors import BundleError
-from ..formats.onnx.stream import read_model
+from ..formats.onnx.storage import read_model
 from ..formats.table import FORMATS
 from .manifest import MANIFEST, REBUILD, FileEntry, Manifest, sha256
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Check that the bundle is what its manifest says: each file there, unchanged, a regular file with one link inside
-    the bundle; no file more; weights outside of a graph's file among the files listed.
+    """Check that the bundle is what its manifest says: each file there, unchanged, a regular file inside the
+    bundle; no file more; weights outside of a graph's file among the files listed.
 
     Raises:
         BundleError: naming what is wrong.
@@ -31,7 +31,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     problems += [f"{path} is missing" for path in listed if path not in present]
     problems += [f"{path} is of no graph" for path in listed if path.endswith(GRAPH_FILES) and path not in graph_files]
     problems += [f"{path} is not listed in the manifest" for path in present if path not in listed and path != MANIFEST]
-    if not problems:  # only now is it safe to read
+    if not problems:  # files are read only after the checks above
         problems += [problem for path, entry in listed.items() if (problem := _changed(folder / path, entry))]
     if not problems:
         problems += [problem for path in onnx_files for problem in _external_problems(folder / path, set(listed))]
@@ -56,14 +56,15 @@ def _walk(folder: Path) -> Iterable[tuple[str, os.stat_result]]:
 
 
 def _irregular(path: str, status: os.stat_result) -> str:
+    """What is wrong with the kind of a file; empty if it is a regular file."""
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link"
-    if not stat.S_ISREG(status.st_mode):
-        return f"{path} is not a regular file"
-    return f"{path} is a hard link: it has {status.st_nlink} names" if status.st_nlink > 1 else ""
+    # A hard link is fine: copies by `cp -l`, deduplicated storage and package caches are made of them.
+    return "" if stat.S_ISREG(status.st_mode) else f"{path} is not a regular file"
 
 
 def _changed(path: Path, entry: FileEntry) -> str:
+    """How a file differs from its entry in the manifest; empty if it does not."""
     size = path.stat().st_size
     if size != entry.bytes:
         return f"{entry.path} has {size} bytes, the manifest says {entry.bytes}"
@@ -71,7 +72,7 @@ def _changed(path: Path, entry: FileEntry) -> str:
 
 
 def _external_problems(path: Path, listed: set[str]) -> list[str]:
-    """Weights outside of the file: they must be in files that were checked."""
+    """Problems with external data of an ONNX file: it must be in files that the manifest lists."""
     try:
         _, tensors = read_model(path)
         places = {item.value for tensor in tensors for item in tensor.external_data if item.key == "location"}
@@ -80,4 +81,4 @@ def _external_problems(path: Path, listed: set[str]) -> list[str]:
     return [f"{path.name} has weights in {place!r}, which is not listed" for place in sorted(places - listed)]
 
 
-GRAPH_FILES = tuple(known.file("") for known in FORMATS.values())  # what their names end with
+GRAPH_FILES = tuple(file_format.file("") for file_format in FORMATS.values())  # the ends of their names

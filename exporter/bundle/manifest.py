@@ -1,7 +1,7 @@
-"""The manifest of a bundle: what is in it, what each graph takes and gives, what was proven. No torch here.
+"""The manifest of a bundle: its files, the contract of each graph, and whether parity passed. Imports no torch.
 
-The hashes guard against accidents: a truncated copy, a file of another version. They are no signature: whoever can
-change a file can change the manifest too.
+The hashes protect against accidents, such as a truncated copy or a file of another version. They are no signature:
+whoever can change a file can change the manifest too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 from ..cases.case import Array
 from ..contracts.contract import Contract
 from ..errors import BundleError
-from ..formats.onnx.stream import read_header
+from ..formats.onnx.storage import read_header
 from ..formats.table import FORMATS
 from .typed import fits
 
 MANIFEST = "manifest.json"
-MODEL = "model"  # in a bundle that failed: the model that it was made from
-FORMAT = 1
+MODEL = "model"  # folder with the exported model, in a bundle that failed
+FORMAT = 1  # the version of the manifest
 REBUILD = "export it again, or copy it again from where it came"
 
 
@@ -39,7 +39,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class GraphEntry:
-    """A graph of the bundle: its file, the versions that a runtime of ONNX must know, its contract."""
+    """A graph of the bundle: its file and format, for ONNX the opset and IR version, and its contract."""
 
     file: str
     format: str
@@ -50,16 +50,16 @@ class GraphEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A bundle, described.
+    """The content of ``manifest.json``.
 
     Attributes:
-        format: version of this description.
-        tools: versions of what made it.
-        model: ``kind``, ``parameters``, and the SHA-256 of the configuration and of the weights.
-        files: all files but the manifest.
-        graphs: by the name of their file.
-        assumed: what the checkpoint did not say.
-        parity: the report; ``passed`` is None where parity was not checked.
+        format: version of the manifest.
+        tools: versions of mytx, Python and the libraries that made the bundle.
+        model: ``kind``, ``parameters`` (their number), and the SHA-256 of the configuration and of the weights.
+        files: all files except the manifest.
+        graphs: the graphs by the name of their file.
+        assumed: settings that are not in the checkpoint.
+        parity: a summary of the report; ``passed`` is None if parity was not checked.
     """
 
     format: int
@@ -71,16 +71,16 @@ class Manifest:
     parity: dict[str, Any]
 
     def of_format(self, name: str) -> dict[str, GraphEntry]:
-        """The graphs in a format, by their own name."""
+        """The graphs with a file in this format, by the name of the graph."""
         return {entry.contract.graph: entry for entry in self.graphs.values() if entry.format == name}
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON; :meth:`from_dict` is the way back."""
+        """Plain values for JSON; :meth:`from_dict` reads them."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Manifest:
-        """The way back from :meth:`to_dict`."""
+        """The manifest that :meth:`to_dict` wrote; raises ``LookupError`` or ``TypeError`` for other values."""
         graphs = {
             file: GraphEntry(**{**entry, "contract": Contract.from_dict(entry["contract"])})
             for file, entry in values["graphs"].items()
@@ -100,7 +100,7 @@ class Manifest:
 
 
 def _check_types(manifest: Manifest) -> None:
-    """Raise ``TypeError`` where a value is not what it should be: whoever reads it need not ask again."""
+    """Check all values, so that readers of a manifest can rely on their types; raise ``TypeError`` if one is wrong."""
     model, hints = manifest.model, get_type_hints(Manifest)
     wrong = [name for name, hint in hints.items() if not fits(getattr(manifest, name), hint)]
     wrong += [f"format {entry.format!r}" for entry in manifest.graphs.values() if entry.format not in FORMATS]
@@ -111,25 +111,25 @@ def _check_types(manifest: Manifest) -> None:
 
 
 def _parity(values: dict[str, Any]) -> dict[str, Any]:
-    """What was proven; raises where a row of it lacks something."""
+    """The summary of the report; raises ``LookupError`` or ``TypeError`` if a row of it is incomplete."""
     for row in values.get("graphs", ()):
         row["graph"], row["format"], row["passed"]
     return dict(values)
 
 
 def describe_files(folder: Path) -> tuple[FileEntry, ...]:
-    """An entry for each file below ``folder`` but the manifest."""
+    """An entry for each file in ``folder`` and its subfolders, except the manifest."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     return tuple(describe_file(folder, path) for path in paths)
 
 
 def describe_file(folder: Path, path: Path) -> FileEntry:
-    """The entry for one file below ``folder``."""
+    """The entry for one file in ``folder``."""
     return FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256(path))
 
 
 def describe_graph(file: Path, format_name: str, contract: Contract) -> GraphEntry:
-    """The entry for the file of a graph."""
+    """The entry for a graph's file."""
     if format_name != "onnx":
         return GraphEntry(file.name, format_name, None, None, contract)
     model = read_header(file)
@@ -156,7 +156,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of the bundle at ``folder``.
 
     Raises:
-        BundleError: where there is none, or it is damaged or of a newer version.
+        BundleError: if there is none, or if it is damaged or of a newer version.
     """
     if not folder.exists():
         raise BundleError(f"{folder} does not exist", "mytx-export onnx makes a bundle")
@@ -166,7 +166,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         raise BundleError(f"{folder} is not a bundle: it has no {MANIFEST}", "mytx-export onnx makes a bundle")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
+        values = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
         found = values["format"]
         if isinstance(found, int) and found > FORMAT:
             raise BundleError(f"{folder} has format {found}, this mytx knows up to {FORMAT}", "use a newer mytx")
@@ -175,5 +175,6 @@ def read_manifest(folder: Path) -> Manifest:
         raise BundleError(f"{path} is damaged: {type(error).__name__}: {error}", REBUILD) from error
 
 
-def _refused(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
+    """Refuse NaN and Infinity, which Python reads, but which are not JSON."""
     raise ValueError(f"{constant} is no JSON")

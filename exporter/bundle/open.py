@@ -1,4 +1,4 @@
-"""A bundle, open: its manifest, its graphs in onnxruntime, text to text. No torch here."""
+"""Opening a bundle, running its graphs in onnxruntime, and decoding text or ids with it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..errors import BundleError, OptionError, first_line
 from ..runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
 from .generation import (
     DEFAULT_BATCH,
+    EncoderDecoderSearch,
     Generation,
     GraphSearch,
-    HalvesSearch,
     Hypothesis,
     Search,
     SearchOptions,
     batches_of,
+    hypotheses_of,
+    listed_inputs,
     padded,
-    rows_of,
-    several,
     whole_number,
 )
 from .integrity import check_files
@@ -31,7 +31,7 @@ from .manifest import REBUILD, GraphEntry, Manifest, read_manifest
 from .staging import recover
 from .typed import fits
 
-NUMBERS = ("max_length", "src_vocab_size", "tgt_vocab_size", "pad_id", "bos_id", "eos_id")  # of a configuration
+NUMBERS = ("max_length", "src_vocab_size", "tgt_vocab_size", "pad_id", "bos_id", "eos_id")  # in config.json
 
 
 def open_bundle(
@@ -41,14 +41,13 @@ def open_bundle(
 
     Args:
         path: the folder.
-        allow_failed: open one whose parity failed, too.
-        check: hold every file against the manifest first.
-        options: how its graphs are run.
+        allow_failed: also open a bundle whose parity failed.
+        check: check all files with the manifest first.
+        options: how to run its graphs. An execution provider that this machine lacks raises ``OptionError`` when a
+            graph is first used, not here.
 
     Raises:
-        BundleError: where there is no bundle, it is damaged, or its parity failed.
-
-    What ``options`` have and this machine has not, an execution provider say, is said when a graph is first used.
+        BundleError: if there is no bundle, or if it is damaged, or if its parity failed.
     """
     folder = Path(path)
     recover(folder)
@@ -64,8 +63,8 @@ class Bundle:
     """An open bundle. Graphs are loaded when they are first used.
 
     Attributes:
-        folder: where it is.
-        manifest: what is in it.
+        folder: the bundle's folder.
+        manifest: the content of its ``manifest.json``.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, options: RuntimeOptions) -> None:
@@ -78,8 +77,8 @@ class Bundle:
         """The graph ``name``, open in onnxruntime.
 
         Raises:
-            BundleError: where the bundle does not have it, or onnxruntime cannot load it.
-            OptionError: for execution providers that there are not.
+            BundleError: if the bundle does not have it, or onnxruntime cannot load it.
+            OptionError: for execution providers that onnxruntime does not have, or cannot use here.
         """
         if name not in self._open:
             path = self.folder / self.entry(name).file
@@ -87,15 +86,15 @@ class Bundle:
                 self._open[name] = OnnxRuntime.open(path, self._options)
             except OptionError:
                 raise
-            except Exception as error:  # it raises classes of its own
+            except Exception as error:  # onnxruntime raises its own classes
                 raise BundleError(f"onnxruntime cannot load {path}: {first_line(error)}", REBUILD) from error
         return self._open[name]
 
     def entry(self, name: str) -> GraphEntry:
-        """What the manifest says of the graph ``name``.
+        """The manifest's entry for the graph ``name`` in ONNX.
 
         Raises:
-            BundleError: where the bundle does not have it.
+            BundleError: if the bundle does not have it.
         """
         graphs = self.manifest.of_format("onnx")
         if name not in graphs:
@@ -108,10 +107,10 @@ class Bundle:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary.
+        """The vocabulary, read from ``vocab.json``.
 
         Raises:
-            BundleError: where the bundle has none.
+            BundleError: if the bundle has none.
         """
         path = self.folder / "vocab.json"
         if not path.is_file():
@@ -134,46 +133,47 @@ class Bundle:
         pad_to: int | None = None,
         progress: Callable[[int], None] = lambda done: None,
     ) -> list[Generation]:
-        """The best results for each of ``inputs``, in their order::
+        """The best results for each input, in the order of ``inputs``::
 
             for found in bundle.generate(["knight", "transformer"], num_beams=4):
                 print(found.text, found.score)
 
-        Inputs of like lengths go together, so little of a batch is padding. One beam takes the ``greedy`` graph, more
-        take ``generate``; without either, one beam does with ``encoder`` and ``decoder``, which is slower. The numbers
-        mean what they mean in :class:`mytx.models.Generator`, and the ids are its ids.
+        Inputs of similar length are decoded together, so that batches have little padding. One beam uses the ``greedy``
+        graph, or ``generate`` if there is none; more beams use ``generate``. Without both, one beam uses ``encoder``
+        and ``decoder``, which is slower. The options, and the resulting ids, are those of
+        :class:`mytx.models.Generator`.
 
         Args:
-            inputs: texts, or for each its ids. Ids are taken as they are: a padding id among them is an id like any
-                other, and is not masked. An empty source has empty results with a score of 0: nothing is decoded.
-            num_beams: hypotheses kept in each step; 1 is greedy.
-            max_length: the most tokens of a result; None is 256, or the number of positions where there are fewer.
-            min_length: the fewest.
+            inputs: texts, or lists of ids. A padding id in a list is treated like any other id, and is not masked. An
+                empty source is not decoded: its results are empty and have the score 0.
+            num_beams: hypotheses kept in each step; 1 is greedy search.
+            max_length: the most tokens of a result; None means 256, or the number of positions if that is smaller.
+            min_length: the fewest tokens of a result.
             length_penalty: 0 or more.
             num_hypotheses: results for each input, at most ``num_beams``.
-            batch_size: inputs that are decoded at once.
-            pad_to: fill each source with padding, not masked, to this many tokens. Some models were trained so, and
-                give nonsense without.
-            progress: told after each batch how many inputs are done.
+            batch_size: number of inputs that are decoded at once.
+            pad_to: add padding to each source up to this number of tokens, without masking it. Some models were
+                trained in this way and need it.
+            progress: called after each batch with the number of inputs that are done.
 
         Raises:
-            OptionError: for no inputs at all, ids that the model does not have, a source longer than its positions, a
-                number that does not fit; the number's limits are named.
-            BundleError: where the bundle lacks the graph, or a vocabulary for texts.
+            OptionError: if there are no inputs, for ids that the model does not have, for a source longer than the
+                model's positions, and for an option out of range.
+            BundleError: if the bundle lacks the graph, or a vocabulary for texts.
             MytxError: for characters that the vocabulary does not have.
         """
         options = self.check_options(
             SearchOptions(num_beams, max_length, min_length, length_penalty, num_hypotheses), batch_size
         )
-        search = self.search(self._deciding(num_beams))
-        sources = [self._source(item, pad_to) for item in several(inputs)]
+        search = self.search(self._search_graph(num_beams))
+        sources = [self._source(item, pad_to) for item in listed_inputs(inputs)]
         found: list[list[tuple[tuple[int, ...], float]]] = [[((), 0.0)] * num_hypotheses for _ in sources]
         real = [place for place, source in enumerate(sources) if source]
         done = len(sources) - len(real)
         for batch in batches_of([sources[place] for place in real], batch_size):
             places = [real[place] for place in batch]
             results = search(*padded([sources[place] for place in places], self._ids["pad"]), options)
-            for place, rows in zip(places, rows_of(results), strict=True):
+            for place, rows in zip(places, hypotheses_of(results), strict=True):
                 found[place] = rows
             done += len(places)
             progress(done)
@@ -181,11 +181,11 @@ class Bundle:
         return [Generation(tuple(Hypothesis(ids, score, text(ids)) for ids, score in rows)) for rows in found]
 
     def check_options(self, options: SearchOptions, batch_size: int = DEFAULT_BATCH) -> SearchOptions:
-        """What :meth:`generate` checks before it looks at its inputs; gives the options with ``max_length`` filled in.
+        """The options with ``max_length`` filled in, after the checks of :meth:`generate` that need no inputs.
 
         Raises:
-            OptionError: for a number that does not fit.
-            BundleError: where no graph of the bundle does this.
+            OptionError: for an option out of range.
+            BundleError: if the bundle has no graph for these options.
         """
         kind = self.manifest.model["kind"]
         if kind not in ("translation", "couplet"):
@@ -195,19 +195,19 @@ class Bundle:
         checked = options.within(self.config["max_length"], self.config["tgt_vocab_size"])
         if whole_number("batch_size", batch_size) < 1:
             raise OptionError(f"batch_size is {batch_size}", "choose 1 or more")
-        self._deciding(options.num_beams)
+        self._search_graph(options.num_beams)
         return checked
 
     def encode(self, text: str, pad_to: int | None = None) -> list[int]:
-        """The ids of ``text`` as :meth:`generate` takes them; none for a blank one.
+        """The ids of ``text`` as :meth:`generate` takes them; no ids for a blank text.
 
         Raises:
-            MytxError: for characters that the vocabulary does not have, or too many of them.
+            MytxError: for characters that the vocabulary does not have, or a text with too many tokens.
         """
         return self._source(text, pad_to)
 
     def greedy(self, source: Sequence[int], max_length: int | None = None) -> list[int]:
-        """The target ids for one sentence, the most likely one at each step: :meth:`generate` for one.
+        """The target ids for one source by greedy search, as from :meth:`generate`.
 
         Raises:
             MytxError: as :meth:`generate`, and for an empty source.
@@ -217,7 +217,7 @@ class Bundle:
         return list(self.generate([source], max_length=max_length)[0].ids)
 
     def translate(self, text: str, max_length: int | None = None, pad_to: int | None = None) -> str:
-        """Text to text, greedily: :meth:`generate` for one.
+        """The target text for one source text by greedy search, as from :meth:`generate`.
 
         Raises:
             MytxError: as :meth:`generate`, and for an empty text.
@@ -228,10 +228,10 @@ class Bundle:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The model's configuration, as it stands in the bundle.
+        """The model's configuration, read from ``config.json``.
 
         Raises:
-            BundleError: where it is damaged.
+            BundleError: if it is damaged.
         """
         path = self.folder / "config.json"
         try:
@@ -251,8 +251,8 @@ class Bundle:
     def _ids(self) -> dict[str, int]:
         return {name: int(self.config[f"{name}_id"]) for name in ("pad", "bos", "eos")}
 
-    def _deciding(self, num_beams: int) -> str:
-        """The graph that decodes with so many beams, as :meth:`search` takes it."""
+    def _search_graph(self, num_beams: int) -> str:
+        """The name of the graph that decodes with ``num_beams`` beams, as :meth:`search` takes it."""
         graphs = self.manifest.of_format("onnx")
         names = ("greedy", "generate") if num_beams == 1 else ("generate",)
         for name in names:
@@ -260,20 +260,20 @@ class Bundle:
                 return name
         if num_beams == 1 and {"encoder", "decoder"} <= set(graphs):
             return "decoder"
-        return self.entry(names[0]).contract.graph  # which says what is missing
+        return self.entry(names[0]).contract.graph  # raises an error that names the graph
 
     def search(self, name: str) -> Search:
-        """What decodes a batch with the graph ``name``: ``greedy``, ``generate``; ``decoder`` goes with ``encoder``.
+        """The search with the graph ``name``: ``greedy``, ``generate``, or ``decoder`` for encoder and decoder.
 
         Raises:
-            BundleError: where the bundle does not have it.
+            BundleError: if the bundle does not have the graph.
         """
         if name == "decoder":
-            return HalvesSearch(self.graph("encoder"), self.graph("decoder"), self._ids)
+            return EncoderDecoderSearch(self.graph("encoder"), self.graph("decoder"), self._ids)
         return GraphSearch(self.graph(name), self.entry(name).contract)
 
     def _source(self, item: str | Sequence[int], pad_to: int | None) -> list[int]:
-        """The ids of a text, or those given, checked; with padding where it is wanted."""
+        """The ids of a text, or the given ids after a check, with padding up to ``pad_to``."""
         if isinstance(item, str):
             source = self.vocabulary.encode_source(item) if item.strip() else []
         else:
@@ -293,5 +293,5 @@ class Bundle:
         return source
 
     def _text(self, ids: Sequence[int]) -> str | None:
-        """Of a result; None without a vocabulary."""
+        """The text of a result; None without a vocabulary."""
         return self.vocabulary.decode_target(ids) if (self.folder / "vocab.json").is_file() else None

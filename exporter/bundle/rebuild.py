@@ -1,4 +1,4 @@
-"""The model of a bundle, rebuilt from it: for plans that are not stored with it, and to locate faults."""
+"""Building the model again from a bundle, to verify it with a plan or with new cases, and to locate faults."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 from ...models import Model, load_model
 from ...models.build import empty_model, fill_model
-from ...models.storage import CONFIG, read_config
+from ...models.checkpoints.folder import CONFIG, read_config
 from ...transformer import MyTransformer
 from ..cases.case import Array
 from ..contracts.contract import CUSTOM_KIND
 from ..errors import BundleError, OptionError, first_line
-from ..formats.onnx.stream import read_model, read_values
-from ..graphs.exportable import Subject, subject_again, subject_of
+from ..formats.onnx.storage import read_model, read_values
+from ..graphs.exportable import Exportable, as_exportable, restore_custom_model
 from ..graphs.model_graphs import masks_of
 from ..graphs.user_code import load_weights, make_module
 from .manifest import MODEL, Manifest, weights_sha256
@@ -25,24 +25,25 @@ from .open import Bundle
 EXPORT_AGAIN = "export it again, from its checkpoint"
 
 
-def rebuild(bundle: Bundle, factory: str | None = None) -> Subject:
-    """The model that ``bundle`` was made from, with those of its graphs that the bundle has.
+def rebuild(bundle: Bundle, factory: str | None = None) -> Exportable:
+    """The model that ``bundle`` was made from, with the graphs that the bundle has.
 
-    A bundle that failed holds the model itself; of another the weights in its ONNX files are the model's bit for bit.
+    A bundle that failed contains the model itself. For any other, the weights come from its ONNX files, where they are
+    equal to the model's bit for bit.
 
     Args:
-        bundle: open.
-        factory: ``package.module:build``, where the model is not one of ours: its code is not in the bundle.
+        bundle: an open bundle.
+        factory: ``package.module:build`` for a user's own model, whose code is not in the bundle; None for any other.
 
     Raises:
-        BundleError: where the bundle does not hold all weights of its graphs, or others than it was made from.
-        OptionError: for a factory where none is needed or none where one is, and for one that does not fit.
+        BundleError: if the bundle lacks weights of its graphs, or has other weights than the model had.
+        OptionError: if ``factory`` is missing or not needed, or makes another model.
     """
     manifest = bundle.manifest
     if (manifest.model["kind"] == CUSTOM_KIND) != (factory is not None):
         raise OptionError(
             f"{bundle.folder} holds {'one of the models of mytx' if factory else 'a model of your own'}",
-            "leave out --model" if factory else "say with --model package.module:build what makes it",
+            "leave out --model" if factory else "name the function that makes it: --model package.module:build",
         )
     if factory is not None:
         return _rebuild_custom(bundle, factory)
@@ -51,12 +52,12 @@ def rebuild(bundle: Bundle, factory: str | None = None) -> Subject:
     else:
         model = _from_files(bundle.folder, manifest)
     contracts = [entry.contract for entry in manifest.graphs.values()]
-    subject = subject_of(model, masks_of(contracts) if isinstance(model, MyTransformer) else None)
-    graphs = {name: graph for name, graph in subject.graphs.items() if name in {item.graph for item in contracts}}
-    return replace(subject, graphs=graphs)
+    exportable = as_exportable(model, masks_of(contracts) if isinstance(model, MyTransformer) else None)
+    graphs = {name: graph for name, graph in exportable.graphs.items() if name in {item.graph for item in contracts}}
+    return replace(exportable, graphs=graphs)
 
 
-def _rebuild_custom(bundle: Bundle, factory: str) -> Subject:
+def _rebuild_custom(bundle: Bundle, factory: str) -> Exportable:
     module = make_module(factory)
     state = module.state_dict()
     saved = bundle.folder / MODEL
@@ -70,13 +71,14 @@ def _rebuild_custom(bundle: Bundle, factory: str) -> Subject:
             )
         except RuntimeError as error:
             raise OptionError(
-                f"{factory} makes a model of other sizes than the one in {bundle.folder}", "name what it was made with"
+                f"{factory} makes a model of other sizes than the one in {bundle.folder}",
+                "name the function that the bundle was exported with",
             ) from error
         if set(found) == set(state):
             _check_weights(bundle.folder, bundle.manifest, found)
     contracts = [entry.contract for entry in bundle.manifest.of_format("onnx").values()]
     try:
-        return subject_again(module, bundle.config, contracts)
+        return restore_custom_model(module, bundle.config, contracts)
     except LookupError as error:
         raise BundleError(f"{bundle.folder / CONFIG} is damaged", EXPORT_AGAIN) from error
 
@@ -96,7 +98,7 @@ def _from_files(folder: Path, manifest: Manifest) -> Model:
 
 
 def _read_weights(folder: Path, manifest: Manifest, wanted: Collection[str]) -> dict[str, Array]:
-    """Those of the weights ``wanted`` that the ONNX files hold."""
+    """The weights with names in ``wanted`` that the ONNX files contain."""
     found: dict[str, Array] = {}
     for entry in manifest.of_format("onnx").values():
         path = folder / entry.file
@@ -105,7 +107,7 @@ def _read_weights(folder: Path, manifest: Manifest, wanted: Collection[str]) -> 
             for tensor in tensors:
                 if tensor.name in wanted and tensor.name not in found:
                     found[tensor.name] = read_values(tensor, path)
-        except Exception as error:  # a place in weights.bin that it does not have, say
+        except Exception as error:  # for example an offset behind the end of weights.bin
             raise BundleError(f"{path} cannot be read: {first_line(error)}", EXPORT_AGAIN) from error
     if not found:
         raise BundleError(f"{folder} holds no ONNX files to read the weights from", EXPORT_AGAIN)

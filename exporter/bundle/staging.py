@@ -1,8 +1,9 @@
-"""The bundle on disk: made beside its final place, moved there whole, and the old one never half gone.
+"""Writing a bundle atomically: it is made in a folder beside its final place, and moved there when it is complete.
 
-``os.replace`` cannot put a folder over one that has something in it. So the old bundle is renamed aside, the new one
-in, the old one deleted; a command that finds an interrupted swap finishes or undoes it first. What is on the way is
-named ``.<bundle>.mytx-new-<process>`` and ``.<bundle>.mytx-old-<process>``, and belongs to that process while it lives.
+``os.replace`` cannot replace a folder that is not empty. So the old bundle is renamed, then the new one is renamed to
+its final name, then the old one is deleted. The next command finishes or undoes a swap that was interrupted. Temporary
+folders are named ``.<bundle>.mytx-new-<process>`` and ``.<bundle>.mytx-old-<process>``, and belong to that process as
+long as it runs.
 """
 
 from __future__ import annotations
@@ -22,25 +23,23 @@ from typing import Any
 from ..errors import BundleError
 from .manifest import MANIFEST
 
-# How long a swap that another process is in the middle of may take, in seconds: two renames.
-PATIENCE = 2.0
-# The staging folders of this process: any other with its number was left by a process that is dead.
+PATIENCE = 2.0  # seconds to wait for the swap of another process, which is two renames
+# Temporary folders of this process. Another folder with its number is from a process that has ended.
 _mine: set[Path] = set()
 
 
 class Staging:
-    """A folder beside ``target`` in which a bundle is made.
+    """A context manager: a temporary folder beside ``target`` in which a bundle is made.
 
-    As a context manager: without :meth:`commit` or :meth:`reject` nothing is left behind, and what stood at
-    ``target`` stays as it was.
+    Without :meth:`commit` or :meth:`reject` the folder is deleted at the end, and ``target`` is unchanged.
 
     Args:
-        target: where the bundle is to be.
+        target: the final place of the bundle.
         force: replace a bundle that is there.
-        bundle: whether it is one; another kind of folder has nothing to do with ``<target>.failed``.
+        bundle: whether the folder is a bundle. If so, ``<target>.failed`` is replaced or deleted as well.
 
     Raises:
-        BundleError: where something is there that may not be replaced, or nothing can be written.
+        BundleError: if something there may not be replaced, or if the folder cannot be written.
     """
 
     def __init__(self, target: Path, *, force: bool = False, bundle: bool = True) -> None:
@@ -55,7 +54,7 @@ class Staging:
         self.path = self.target.with_name(f".{self.target.name}.mytx-new-{os.getpid()}")
         self._open = False
         self._made: list[Path] = []
-        with contextlib.suppress(FileNotFoundError):  # a current folder that is gone
+        with contextlib.suppress(FileNotFoundError):  # the current folder may be deleted
             if Path.cwd().is_relative_to(self.target):
                 raise BundleError(
                     f"{self.target} is the folder that you are in, and a bundle is moved to its place as a whole",
@@ -63,7 +62,7 @@ class Staging:
                 )
         inside = next((parent for parent in self.target.parents if is_bundle(parent)), None)
         if inside:
-            raise BundleError(f"{inside} is a bundle, and must hold nothing else", "choose another --output")
+            raise BundleError(f"{inside} is a bundle, and nothing else may be in it", "choose another --output")
         recover(self.target)
         _check_target(self.target, force)
         if bundle and os.path.lexists(self.failed):
@@ -72,7 +71,7 @@ class Staging:
                 raise BundleError(
                     f"{self.failed} is in the way and is not a bundle", "move it, or choose another --output"
                 )
-            _check_nothing_strange(self.failed, listed)
+            _check_no_other_files(self.failed, listed)
 
     def __enter__(self) -> Staging:
         parent = self.target.parent
@@ -97,10 +96,10 @@ class Staging:
         self._clean()
 
     def commit(self) -> Path:
-        """Move the bundle to its place; returns the place.
+        """Move the bundle to its final place, and return that.
 
         Raises:
-            BundleError: where something has come to stand there meanwhile that may not be replaced.
+            BundleError: if something that may not be replaced has appeared there meanwhile.
         """
         with undisturbed():
             _check_target(self.target, self.force)
@@ -120,11 +119,11 @@ class Staging:
             self._made.clear()
             shutil.rmtree(aside, ignore_errors=True)
             if self.bundle:
-                shutil.rmtree(self.failed, ignore_errors=True)  # of an earlier attempt: no longer true
+                shutil.rmtree(self.failed, ignore_errors=True)  # the failed bundle of an earlier attempt
         return self.target
 
     def reject(self) -> Path:
-        """Move the bundle to ``<target>.failed``, to be looked at; returns that place."""
+        """Move the bundle to ``<target>.failed``, where the user can look at it, and return that place."""
         with undisturbed():
             shutil.rmtree(self.failed, ignore_errors=True)
             self.path.rename(self.failed)
@@ -145,13 +144,13 @@ class Staging:
 
 
 def recover(target: Path) -> None:
-    """Finish or undo a swap that was interrupted, and remove what dead processes left beside ``target``."""
+    """Finish or undo an interrupted swap, and delete folders beside ``target`` that belong to processes that ended."""
     target = Path(os.path.realpath(target))
     for aside in _beside(target, "old"):
         if not target.exists() and _alive(aside):
             _wait_for(target)
         if not target.exists():
-            with contextlib.suppress(FileNotFoundError):  # another command was faster
+            with contextlib.suppress(FileNotFoundError):  # another command has done it
                 aside.rename(target)
         elif not _alive(aside):
             shutil.rmtree(aside, ignore_errors=True)
@@ -161,12 +160,12 @@ def recover(target: Path) -> None:
 
 
 def is_bundle(folder: Path) -> bool:
-    """Whether ``folder`` is one that mytx made, and so may replace."""
+    """Whether ``folder`` is a bundle, which mytx may replace."""
     return _listed(folder) is not None
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write ``values`` as JSON that a person can read and a strict parser accepts."""
+    """Write ``values`` as indented JSON. ``ValueError`` for NaN and infinity, which strict parsers refuse."""
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -182,11 +181,11 @@ def _check_target(target: Path, force: bool) -> None:
         raise BundleError(f"{target} is not empty and is not a bundle", "choose another --output: it is not replaced")
     if not force:
         raise BundleError(f"{target} exists", "add --force to replace it, or choose another --output")
-    _check_nothing_strange(target, listed)
+    _check_no_other_files(target, listed)
 
 
-def _check_nothing_strange(folder: Path, listed: set[str]) -> None:
-    """Raise where a bundle that is to go holds somebody's own files."""
+def _check_no_other_files(folder: Path, listed: set[str]) -> None:
+    """Check that a bundle that will be deleted contains no files of the user."""
     present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or path.is_file()}
     if strange := sorted(present - listed):
         raise BundleError(
@@ -196,7 +195,7 @@ def _check_nothing_strange(folder: Path, listed: set[str]) -> None:
 
 
 def _listed(folder: Path) -> set[str] | None:
-    """The files of the bundle at ``folder``; None where it is not a bundle."""
+    """The files in the manifest of the bundle at ``folder``, and the manifest; None if it is not a bundle."""
     try:
         values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         ours = {"format", "files", "graphs", "parity"} <= set(values)
@@ -214,7 +213,7 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _beside(target: Path, kind: str) -> list[Path]:
-    """The folders on the way to or from ``target``, whatever characters are in its name."""
+    """The temporary folders ``new`` or ``old`` of ``target``. No glob: the name may have characters like ``*``."""
     prefix = f".{target.name}.mytx-{kind}-"
     try:
         return sorted(path for path in target.parent.iterdir() if path.name.startswith(prefix))
@@ -223,7 +222,7 @@ def _beside(target: Path, kind: str) -> list[Path]:
 
 
 def _alive(folder: Path) -> bool:
-    """Whether the process that made ``folder`` still works on it."""
+    """Whether the process that made the temporary ``folder`` still uses it."""
     pid = folder.name.rpartition("-")[2]
     if not pid.isdigit():
         return False
@@ -246,7 +245,7 @@ def _wait_for(path: Path) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Without Ctrl-C, here and in processes that are started here: for what is short and must not be left half done."""
+    """Ignores Ctrl-C inside the block, also in processes that it starts: for short work that must not stop halfway."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Whether a value that was read from a file is what its dataclass says. No torch here."""
+"""A check that values from a file have the types that their dataclass declares. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether ``value``, and all in it, is of the type ``hint``: a class, a dataclass, or a union, ``tuple[…, ...]`` or
-    ``dict`` of those. As in JSON, True is no number, and a whole number is a float.
+    """Whether ``value`` and all values in it have the type ``hint``.
+
+    ``hint`` is a class or a dataclass, or a union, ``tuple[…, ...]`` or ``dict`` of these. As in JSON, True is not a
+    number, and an integer is accepted as a float.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:

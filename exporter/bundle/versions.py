@@ -1,4 +1,4 @@
-"""Which mytx this is, and what it works with."""
+"""The versions of mytx and of the libraries that it uses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ TOOLS = ("mytx", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 
 
 def version() -> str:
-    """The version of the installed distribution."""
+    """The version of mytx."""
     return metadata.version("mytx")
 
 
 def versions() -> dict[str, str]:
-    """The version of each tool that is installed, and of Python; nothing is imported."""
+    """The version of each library that is installed, and of Python. It imports none of them."""
     found = {}
     for name in TOOLS:
         with contextlib.suppress(metadata.PackageNotFoundError):

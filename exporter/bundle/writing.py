@@ -1,4 +1,4 @@
-"""Writing the files of a bundle: every graph in every format, one after the other or in processes side by side."""
+"""Writing the graph files of a bundle, one after the other or in parallel processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import nn
 
 from ...models import Model, load_model, save_model
-from ...models.parts import is_finite
+from ...models.checkpoints.values import is_finite
 from ..errors import ExportError
 from ..formats.table import FORMATS, ExportOptions
 from ..graphs.graph import Graph
@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Task:
-    """A file to be written: a graph in a format."""
+    """A file to write: a graph in a format."""
 
     format: str
     graph: str
@@ -47,33 +47,33 @@ def export_files(
     """Write the ``chosen`` graphs in each of ``formats`` to ``folder``.
 
     Args:
-        model: in evaluation mode; where files are made side by side, one of ours.
-        graphs: all that the model has.
-        chosen: which to write.
+        model: a model in evaluation mode; one of :mod:`mytx.models` if ``jobs`` is more than 1.
+        graphs: all graphs of the model, by name.
+        chosen: names of the graphs to write.
         formats: names in :data:`~mytx.exporter.formats.table.FORMATS`.
-        folder: where to.
-        options: for the formats.
+        folder: the folder to write to.
+        options: options for the formats.
         masks: as for :func:`~mytx.exporter.graphs.model_graphs.graphs_of`.
-        jobs: how many files are made at the same time, each in a process that needs memory for a model. A script that
-            asks for several needs ``if __name__ == "__main__":``, as for any ``multiprocessing``.
-        progress: told what is being done.
+        jobs: number of files that are written at the same time, each in a process that needs memory for a model. As
+            for any ``multiprocessing``, a script that uses several needs ``if __name__ == "__main__":``.
+        progress: called with a description of what is being done.
 
     Raises:
-        ExportError: where a graph cannot be exported.
-        OSError: where a file cannot be written.
+        ExportError: if a graph cannot be exported.
+        OSError: if a file cannot be written.
     """
     tasks = [Task(name, graph) for name in formats for graph in chosen if FORMATS[name].holds(graphs[graph].contract)]
     finite = all(is_finite(tensor) for tensor in model.state_dict().values())
-    if jobs == 1 or len(tasks) == 1 or not finite:  # what is not finite cannot be saved for the other processes
+    if jobs == 1 or len(tasks) == 1 or not finite:  # weights that are not finite cannot be saved for other processes
         for task in tasks:
             progress(f"Exporting {FORMATS[task.format].file(task.graph)}")
             FORMATS[task.format].load_exporter().export(graphs, task.graph, folder, options)
         return
     assert isinstance(model, Model)
-    _side_by_side(model, graphs, tasks, folder, options, masks, jobs, progress)
+    _export_in_processes(model, graphs, tasks, folder, options, masks, jobs, progress)
 
 
-def _side_by_side(
+def _export_in_processes(
     model: Model,
     graphs: dict[str, Graph],
     tasks: list[Task],
@@ -83,25 +83,25 @@ def _side_by_side(
     jobs: int,
     progress: Progress,
 ) -> None:
-    # Started anew, not forked: PyTorch's threads do not survive a fork.
+    # New processes, not forks: PyTorch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as saved:
         save_model(model, saved)
         pool = ProcessPoolExecutor(min(jobs, len(tasks)), context, initializer=_start, initargs=(saved, masks))
         try:
-            _work_off(pool, graphs, tasks, folder, options, progress)
+            _run_tasks(pool, graphs, tasks, folder, options, progress)
         except BrokenProcessPool as error:
             raise ExportError(
                 "a process that was exporting has died, perhaps for want of memory",
                 'use fewer --jobs; a script that exports with jobs needs `if __name__ == "__main__":`',
             ) from error
-        finally:  # after an error or Ctrl-C, too: whoever waits should not wait for files that nobody wants
+        finally:  # after an error or Ctrl-C, do not wait for files that are no longer needed
             for process in list((pool._processes or {}).values()):
                 process.terminate()
             pool.shutdown(cancel_futures=True)
 
 
-def _work_off(
+def _run_tasks(
     pool: ProcessPoolExecutor,
     graphs: dict[str, Graph],
     tasks: list[Task],
@@ -109,7 +109,7 @@ def _work_off(
     options: ExportOptions,
     progress: Progress,
 ) -> None:
-    """Each task as soon as what it needs is done."""
+    """Run each task as soon as the tasks that it needs are done."""
     running: dict[Future[None], Task] = {}
     waiting, done = list(tasks), set[Task]()
     while waiting or running:
@@ -117,8 +117,8 @@ def _work_off(
             before = {Task(task.format, name) for name in _needs(graphs, task)} & set(tasks)
             if before <= done:
                 waiting.remove(task)
-                with undisturbed():  # the new process would print a traceback of its own
-                    running[pool.submit(_work, task, folder, options)] = task
+                with undisturbed():  # or the new process would print its own traceback after Ctrl-C
+                    running[pool.submit(_run_task, task, folder, options)] = task
         names = ", ".join(sorted(FORMATS[task.format].file(task.graph) for task in running.values()))
         progress(f"Exporting {names}")
         finished, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -141,6 +141,6 @@ def _start(saved: str, masks: str | None) -> None:
     _graphs.update(graphs_of(load_model(saved).eval(), masks))
 
 
-def _work(task: Task, folder: Path, options: ExportOptions) -> None:
+def _run_task(task: Task, folder: Path, options: ExportOptions) -> None:
     with quiet(options.verbose):
         FORMATS[task.format].load_exporter().export(_graphs, task.graph, folder, options)

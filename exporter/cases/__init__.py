@@ -1,4 +1,5 @@
-"""The inputs that a graph is tried on: the plan, identities, a user's own cases, and masks.
+"""Cases: the inputs that a graph is tested with.
 
-Everything here is made from a contract and a seed, with numpy alone. Imports contracts.
+A plan is made from a contract and a seed; identities and the user's own cases come after it. It imports ``contracts``
+and numpy, and no torch.
 """

@@ -1,4 +1,4 @@
-"""A case: one set of inputs for a graph, and what its outputs must be equal to if it is an identity."""
+"""A case: one set of inputs for a graph; for an identity also the case whose outputs it must reproduce."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from numpy.typing import NDArray
 from ..contracts.contract import Axis, Contract
 
 Array = NDArray[np.generic]
-SMALL = 36  # positions, source and target of the whole batch: what slow runtimes are asked to do
+SMALL = 36  # source and target positions of the whole batch: slow runtimes run cases up to this size
 
 
 @dataclass(frozen=True)
 class SameAs:
-    """Where the outputs of a case must be those of another case.
+    """The positions at which the outputs of a case must be equal to those of another case.
 
     Attributes:
-        case: the other's number in the plan.
-        theirs, ours: by output, positions in the other's flattened output and in this case's.
-        shapes: of this case's outputs.
+        case: index of the other case in the plan.
+        theirs: for each output, positions in the flattened output of the other case.
+        ours: the same for this case; ``ours[i]`` must be equal to ``theirs[i]``.
+        shapes: shapes of this case's outputs, by name.
     """
 
     case: int
@@ -34,13 +35,13 @@ class Case:
     """One set of inputs.
 
     Attributes:
-        name: short and unique in its plan.
-        inputs: an array for each input of the contract; optional ones may be missing.
-        words: sizes and masks, for people.
+        name: short, and unique in its plan.
+        inputs: an array for each input of the contract; optional inputs may be missing.
+        words: sizes and masks in words, for reports.
         group: ``shapes``, ``disturbed``, ``identities``, ``optional``, ``steps``, ``range`` or ``own``.
         same_as: for an identity, what the outputs must be equal to.
-        small: whether a slow runtime is asked for it, too.
-        alone: whether it has one sentence only.
+        small: whether slow runtimes run this case too.
+        alone: whether the batch has one sentence.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Case:
 
 
 def sizes_of(contract: Contract, case: Case) -> dict[str, int]:
-    """The length of each axis in a case."""
+    """The length of each axis in a case, by the axis's name."""
     sizes: dict[str, int] = {}
     for spec in contract.inputs:
         if spec.name in case.inputs:
@@ -64,15 +65,15 @@ def sizes_of(contract: Contract, case: Case) -> dict[str, int]:
 
 
 def is_small(sizes: dict[str, int]) -> bool:
-    """Whether a slow runtime can be asked for a case of these lengths."""
+    """Whether slow runtimes can run a case with these lengths."""
     return sizes.get("batch", 1) * sum(size for name, size in sizes.items() if name != "batch") <= SMALL
 
 
 def small(case: Case) -> bool:
-    """Whether a slow runtime is asked for a case."""
+    """Whether slow runtimes run this case."""
     return case.small
 
 
 def small_shape(case: Case) -> bool:
-    """Whether a slow runtime that only has to agree is: each shape and mask once."""
+    """Whether slow runtimes run this case once for its shape and masks, without the cases that are derived from it."""
     return case.small and case.group not in ("disturbed", "identities")

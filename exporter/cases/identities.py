@@ -1,7 +1,7 @@
-"""Identities: cases whose outputs must be those of another case of the plan, in PyTorch and in every graph.
+"""Identities: cases whose outputs must equal those of another case of the plan, in PyTorch and in every graph.
 
-What stands behind padding changes nothing elsewhere; the future never leaks into the past; a sentence in a batch is
-what it is alone, without its padding. No torch here.
+Values at padding change no real position; later positions change no earlier output; a sentence gives the same result
+alone, without its padding, as in a batch. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .masks import hidden_in, hides
 from .plan import disturb, make_plan, optional_cases, step_cases
 from .search_plan import make_search_plan
 
-# Axis -> which positions [batch, length] are kept; None for all.
-Real = Callable[[str], NDArray[np.bool_] | None]
+# From the name of an axis to the positions [batch, length] that are compared; None for all.
+Compared = Callable[[str], NDArray[np.bool_] | None]
 EACH = 3  # cases for each identity
-LIMIT = 400_000  # output values of a case that is compared with another: more would only cost memory
+LIMIT = 400_000  # the largest output, in values, of a case that an identity is made from: larger ones need much memory
 
 
 def whole_plan(contract: Contract, level: str = "standard", own: Sequence[Case] = ()) -> list[Case]:
-    """The plan of a graph with its identities, and after them a user's ``own`` cases."""
+    """The plan of a graph, then its identities, then the user's ``own`` cases."""
     if contract.searches:
         plan = make_search_plan(contract, level=level)
     else:
@@ -38,14 +38,15 @@ def whole_plan(contract: Contract, level: str = "standard", own: Sequence[Case] 
 def every_case(
     contract: Contract, level: str, own: Sequence[Case], *, flexible: Contract | None, steps: bool
 ) -> list[Case]:
-    """The plan of a graph with all that any of its files is asked for.
+    """All cases for a graph: the whole plan, and the cases for only some of its files.
 
     Args:
-        contract: of the graph.
-        level: of the plan.
-        own: a user's own cases.
-        flexible: the same with masks that may be left out, if there is a file of that kind.
-        steps: whether there is a cached step, by which full is run, too: it knows no padding in the target.
+        contract: the graph's contract.
+        level: level of the plan.
+        own: the user's own cases.
+        flexible: the contract with optional masks, if some file of the graph has them.
+        steps: whether ``full`` is also run by cached steps. They take no padding in the target, so cases without it
+            are added.
     """
     plan = whole_plan(contract, level, own)
     if flexible is not None and not contract.searches:
@@ -56,7 +57,7 @@ def every_case(
 
 
 def identities(contract: Contract, plan: Sequence[Case], seed: int = 0) -> list[Case]:
-    """The cases that must agree with others of ``plan``, to be put after it."""
+    """The cases whose outputs must equal those of other cases of ``plan``; they go after the plan."""
     found: list[Case] = []
     for way in (_behind_padding, _future, _alone):
         possible = []
@@ -65,7 +66,7 @@ def identities(contract: Contract, plan: Sequence[Case], seed: int = 0) -> list[
                 derived = way(contract, case, number, np.random.default_rng([seed, 3000 + number]))
                 if derived is not None:
                     possible.append(derived)
-        # A sentence whose padding is cut off says more than one that has none.
+        # Cases with padding come first: cutting it off tests more.
         possible.sort(key=lambda case: "padding" not in case.words)
         step = max(1, len(possible) // EACH)
         found += possible[::step][:EACH]
@@ -76,7 +77,7 @@ def identities(contract: Contract, plan: Sequence[Case], seed: int = 0) -> list[
 
 
 def _behind_padding(contract: Contract, case: Case, number: int, rng: np.random.Generator) -> Case | None:
-    """Other content behind the padding: the outputs at real positions stay."""
+    """Other values at padding: the outputs at real positions must stay."""
     inputs = dict(case.inputs)
     changed: dict[str, NDArray[np.bool_]] = {}  # by axis: [batch, length]
     for spec in contract.inputs:
@@ -84,20 +85,20 @@ def _behind_padding(contract: Contract, case: Case, number: int, rng: np.random.
         if hidden is None or not hidden.any() or hidden.all():
             continue
         other = disturb(spec, case.inputs[spec.name], rng)
-        where = _spread(spec, hidden, other.shape)
+        where = _broadcast(spec, hidden, other.shape)
         inputs[spec.name] = np.where(where, other, case.inputs[spec.name])
         axis = length_axis(spec).name
         changed[axis] = changed.get(axis, np.zeros_like(hidden)) | hidden
     if not changed:
         return None
-    same = _kept(contract, case, number, lambda axis: ~changed[axis] if axis in changed else None)
+    same = _same_where(contract, case, number, lambda axis: ~changed[axis] if axis in changed else None)
     return Case(
         "", inputs, f"as case {case.name} with other content behind the padding", "identities", same, case.small
     )
 
 
 def _future(contract: Contract, case: Case, number: int, rng: np.random.Generator) -> Case | None:
-    """Other content from the middle on: the outputs before it stay."""
+    """Other values after the middle: the outputs up to it must stay."""
     for spec in contract.inputs:
         if not spec.future or spec.name not in case.inputs:
             continue
@@ -111,15 +112,15 @@ def _future(contract: Contract, case: Case, number: int, rng: np.random.Generato
             continue
         other = disturb(spec, case.inputs[spec.name], rng)
         inputs = {**case.inputs}
-        inputs[spec.name] = np.where(_spread(spec, later, other.shape), other, case.inputs[spec.name])
-        same = _kept(contract, case, number, partial(_before, axis, later))
+        inputs[spec.name] = np.where(_broadcast(spec, later, other.shape), other, case.inputs[spec.name])
+        same = _same_where(contract, case, number, partial(_before, axis, later))
         words = f"as case {case.name} with another {spec.name} after position {middle}"
         return Case("", inputs, words, "identities", same, case.small)
     return None
 
 
 def _alone(contract: Contract, case: Case, number: int, rng: np.random.Generator) -> Case | None:
-    """One sentence of a batch without the others, and without the padding on its right where the padding is masked."""
+    """One sentence of a batch alone, without the padding on its right if a mask hides it."""
     sizes = sizes_of(contract, case)
     if sizes.get("batch", 1) < 2:
         return None
@@ -151,14 +152,16 @@ def _output_size(contract: Contract, case: Case) -> int:
 
 
 def _hidden(contract: Contract, spec: TensorSpec, case: Case) -> NDArray[np.bool_] | None:
-    """Where padding hides ``spec``, ``[batch, length]``; None where nothing can."""
+    """Where padding hides the input ``spec``, ``[batch, length]``; None if no mask hides it in this case."""
     if not spec.hidden_by or any(mask not in case.inputs for mask in spec.hidden_by):
         return None
     return np.logical_and.reduce([hidden_in(contract.input(name), case.inputs[name]) for name in spec.hidden_by])
 
 
-def _spread(spec: TensorSpec, where: Array, shape: tuple[int, ...]) -> Array:
-    """``[batch, length]`` over the dimensions of ``spec``, wherever they stand; without a batch what is so in all."""
+def _broadcast(spec: TensorSpec, where: Array, shape: tuple[int, ...]) -> Array:
+    """``where [batch, length]`` broadcast to ``shape``, the dimensions of ``spec``. If these have no batch, a position
+    is True if it is True in every sentence.
+    """
     names = [axis.name if isinstance(axis, Axis) else "" for axis in spec.axes]
     length = names.index(length_axis(spec).name)
     batch = names.index("batch") if "batch" in names else None
@@ -174,21 +177,21 @@ def _before(axis: str, later: NDArray[np.bool_], found: str) -> NDArray[np.bool_
     return ~later if found == axis else None
 
 
-def _kept(contract: Contract, case: Case, number: int, real: Real) -> SameAs:
-    """The outputs at the positions that ``real`` keeps."""
+def _same_where(contract: Contract, case: Case, number: int, compared: Compared) -> SameAs:
+    """The outputs must equal those of case ``number`` at the positions in ``compared``."""
     sizes = sizes_of(contract, case)
     ours, shapes = {}, {}
     for spec in contract.outputs:
         shape = spec.shape(sizes)
         lengths = [axis.name for axis in spec.axes if isinstance(axis, Axis) and axis.name != "batch"]
-        keep = real(lengths[0]) if lengths else None
-        kept = np.ones(shape, dtype=bool) if keep is None else _spread(spec, keep, shape)
-        ours[spec.name], shapes[spec.name] = np.flatnonzero(kept), shape
+        where = compared(lengths[0]) if lengths else None
+        positions = np.ones(shape, dtype=bool) if where is None else _broadcast(spec, where, shape)
+        ours[spec.name], shapes[spec.name] = np.flatnonzero(positions), shape
     return SameAs(number, ours, ours, shapes)
 
 
 def _is_causal(mask: Array | None) -> bool:
-    """Whether a mask ``[.., T, T]`` hides the future."""
+    """Whether a mask ``[.., T, T]`` hides all later positions."""
     if mask is None:
         return False
     hidden = hides(mask)
@@ -197,7 +200,7 @@ def _is_causal(mask: Array | None) -> bool:
 
 
 def _real_length(contract: Contract, case: Case, axis: str, row: int, size: int) -> int:
-    """How long the sentence is on ``axis`` without padding on its right; ``size`` where that is not to be cut off."""
+    """The length of sentence ``row`` on ``axis`` without the padding on its right; ``size`` if it cannot be cut off."""
     on_axis = [spec for spec in contract.inputs if axis in {a.name for a in spec.axes if isinstance(a, Axis)}]
     content = [spec for spec in on_axis if spec.role in ("ids", "values")]
     hidden = [_hidden(contract, spec, case) for spec in content]

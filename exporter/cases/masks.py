@@ -1,7 +1,8 @@
-"""Masks for models that have no right result for a query that may attend nowhere: PyTorch's own attention gives NaN.
+"""Masks: where they hide positions, and how to avoid a query that may attend nowhere (an empty row).
 
-Only what would leave a query nothing is opened, and of a mask that the model combines with one of its own, the first
-position. No torch here.
+PyTorch's own attention gives NaN for such a query. For models that have no result for it, the first position is opened
+(made visible) where a row would be empty, and in every mask that the model combines with a mask of its own. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ Bools = NDArray[np.bool_]
 
 
 def is_padding(spec: TensorSpec) -> bool:
-    """Whether an input hides positions of sentences: a padding mask, or ids of which the model makes one by itself."""
+    """Whether an input says which positions are padding: a padding mask, or ids with a padding id."""
     return spec.role in PADDING or (spec.role == "ids" and spec.pad is not None)
 
 
 def hides(mask: Any) -> Bools:
-    """Where a mask hides, be it bool or added to the scores."""
+    """Where a mask hides a position: True in a bool mask, -inf in a float mask."""
     hidden: Bools = mask if mask.dtype == bool else np.isneginf(mask)
     return hidden
 
 
 def hidden_in(spec: TensorSpec, array: Any) -> Bools:
-    """Where a mask hides, or ids are padding; padding as ``[batch, length]`` whatever the order in the file is."""
+    """Where a mask hides a position or ids are padding.
+
+    Padding comes as ``[batch, length]``, whatever dimensions ``spec`` has; an attention mask keeps its dimensions.
+    """
     if spec.role == "keep":
         hidden: Bools = array == 0
     elif spec.role == "ids":
@@ -42,8 +46,8 @@ def hidden_in(spec: TensorSpec, array: Any) -> Bools:
     return flat.T if _batch_second(spec) else flat
 
 
-def opened_inputs(contract: Contract, inputs: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """``inputs`` in which every query may attend to something, and whether that took a change."""
+def _open_rows(contract: Contract, inputs: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """``inputs`` with masks in which every query may attend to some position, and whether that changed anything."""
     specs = {spec.name: spec for spec in contract.inputs if spec.name in inputs}
     masks = {name: spec for name, spec in specs.items() if is_padding(spec)}
     padding = {name: hidden_in(spec, inputs[name]).copy() for name, spec in masks.items()}
@@ -57,7 +61,7 @@ def opened_inputs(contract: Contract, inputs: dict[str, Any]) -> tuple[dict[str,
         for key, hidden in padding.items():
             if specs[query].axes[-1] != length_axis(masks[key]):
                 continue
-            for row in hidden:  # opened for one sentence, it may be for all: one mask is theirs together
+            for row in hidden:  # all sentences share the attention mask, so what one needs is opened for all
                 dead = (mask | row).all(axis=-1)
                 mask[..., 0] &= ~dead
                 row[0] &= not dead.any()
@@ -65,18 +69,17 @@ def opened_inputs(contract: Contract, inputs: dict[str, Any]) -> tuple[dict[str,
     for name, hidden in {**padding, **attention}.items():
         spec = specs[name]
         given = inputs[name].copy()
-        was = hidden_in(spec, given)
-        now_open = was & ~hidden
-        if now_open.any():
+        opened = hidden_in(spec, given) & ~hidden
+        if opened.any():
             changed = True
-            where = now_open if spec.role == "attention" else laid_out(spec, now_open, given.shape)
+            where = opened if spec.role == "attention" else laid_out(spec, opened, given.shape)
             given[where] = _open_value(spec)
             result[name] = given
     return result, changed
 
 
 def hide_first(spec: TensorSpec, array: Any) -> Any:
-    """``array`` with the first position of the first sentence hidden, for a trial."""
+    """``array`` with the first position of the first sentence hidden."""
     hidden = np.zeros_like(hidden_in(spec, array))
     hidden[0, 0] = True
     result = array.copy()
@@ -97,7 +100,7 @@ def _open_value(spec: TensorSpec) -> Any:
 
 
 def laid_out(spec: TensorSpec, flat: Bools, shape: tuple[int, ...]) -> Bools:
-    """``[batch, length]`` as ``spec`` has it, which may have the batch second, and others of 1."""
+    """``flat [batch, length]`` in the dimensions of ``spec``: it may have the batch second, and dimensions of 1."""
     return (flat.T if _batch_second(spec) else flat).reshape(shape)
 
 
@@ -106,9 +109,9 @@ def _batch_second(spec: TensorSpec) -> bool:
     return len(names) == 2 and names[1] == "batch"
 
 
-def opened(contract: Contract, case: Any) -> Any:
-    """A case whose masks leave every query something, if the contract has no result for others."""
+def without_empty_rows(contract: Contract, case: Any) -> Any:
+    """``case`` with masks in which every query may attend to some position, if the contract asks for that."""
     if contract.empty_rows:
         return case
-    inputs, changed = opened_inputs(contract, case.inputs)
-    return replace(case, inputs=inputs, words=f"{case.words}, opened at first") if changed else case
+    inputs, changed = _open_rows(contract, case.inputs)
+    return replace(case, inputs=inputs, words=f"{case.words}, first position visible") if changed else case

@@ -1,7 +1,7 @@
-"""The plan: the cases that a graph is tried on, made from its contract and a seed.
+"""The plan: the cases that a graph is tested with, made from its contract and a seed.
 
-Never only the exported shape: batch 1, 2 and odd; lengths 1, odd, the traced one and its neighbours, long; source and
-target of different length both ways; every kind of padding; random float masks, asymmetric bool masks.
+They go beyond the exported shape: batch 1, 2 and odd; lengths 1, odd, the traced one and its neighbours, long; source
+shorter and longer than target; every kind of padding; random float masks, asymmetric bool masks.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 from ..contracts.contract import Axis, Contract, TensorSpec, length_axis
 from ..errors import OptionError
 from .case import Array, Case, is_small
-from .masks import is_padding, laid_out, opened
+from .masks import is_padding, laid_out, without_empty_rows
 
-LONG = 61
-
+LONG = 61  # the length that 0 stands for in the rows below
 
 LEVELS = ("quick", "standard", "thorough")
 
-
-# Batch, source, target (0 = the longest that is tried), padding, attention mask. Traced: batch 2, source 7, target 5.
+# Batch, source, target (0 = LONG), padding, attention mask. The traced lengths are batch 2, source 7, target 5.
 _ROWS: tuple[tuple[int, int, int, str, str], ...] = (
     (2, 7, 5, "none", "causal"),
     (2, 7, 5, "right", "random"),
@@ -55,38 +53,38 @@ _ROWS: tuple[tuple[int, int, int, str, str], ...] = (
     (2, 0, 0, "holes", "random"),
 )
 _QUICK = (0, 1, 2, 4, 6, 9, 10, 12, 17, 18, 20, 21)
-# For the thorough plan: all rows once more with other values, and these.
+# The thorough plan has all rows a second time with other values, and these.
 _LONGER: tuple[tuple[int, int, int, str, str], ...] = (
     (1, 128, 127, "right", "causal"),
     (2, 127, 129, "holes", "random"),
     (1, 512, 16, "left", "causal"),
     (1, 16, 512, "right", "causal"),
 )
-DISTURBED = 1  # the row that has something of everything
+DISTURBED = 1  # the row that is repeated with each input changed: it has padding and a random attention mask
 
 
 def check_level(level: str) -> None:
-    """Raise :class:`OptionError` unless there is a plan of that level."""
+    """Check that there is a plan of this level; raise :class:`OptionError` if not."""
     if level not in LEVELS:
         raise OptionError(f"there is no plan {level!r}", f"choose from {', '.join(LEVELS)}")
 
 
 def make_plan(contract: Contract, seed: int = 0, level: str = "standard") -> list[Case]:
-    """The cases for a graph, the same for the same contract, seed and level.
+    """The cases for a graph. They depend on contract, seed and level only.
+
+    After the shapes come cases with one input changed in each: a graph that ignores an input fails there.
 
     Args:
-        contract: of the graph.
-        seed: of the values.
+        contract: the graph's contract.
+        seed: seed of the values.
         level: ``quick`` (less than half of the shapes), ``standard``, or ``thorough`` (all twice, and long ones).
 
     Raises:
-        OptionError: for another level.
-
-    After the shapes come cases with one input disturbed in each: a graph that ignores an input fails there.
+        OptionError: for any other level.
     """
     check_level(level)
     rows = list(enumerate(_ROWS))
-    # Prefill is made of the encoder and a step, which have all rows.
+    # Prefill consists of the encoder and a step, and both are tested with all rows.
     if level == "quick" or (level == "standard" and contract.graph == "prefill"):
         rows = [rows[index] for index in _QUICK]
     plan = [_case(contract, f"{number:02d}", row, [seed, index]) for number, (index, row) in enumerate(rows)]
@@ -99,15 +97,15 @@ def make_plan(contract: Contract, seed: int = 0, level: str = "standard") -> lis
     if level == "thorough":
         for index, row in enumerate([*_ROWS, *_LONGER]):
             plan.append(_case(contract, f"{len(plan):02d}", row, [seed, 1000 + index]))
-    return [opened(contract, case) for case in plan]
+    return [without_empty_rows(contract, case) for case in plan]
 
 
 def optional_cases(contract: Contract, first: int = 0) -> list[Case]:
-    """For a graph whose masks may be left out: all of them, each alone, and none.
+    """Cases for a graph with optional masks: no mask, each mask alone, and all masks.
 
     Args:
-        contract: with optional inputs.
-        first: the number of the first case.
+        contract: a contract with optional inputs.
+        first: the number of the first case, which is its name.
     """
     whole = _case(contract, "", (3, 6, 5, "right", "random"), [0, 2000])
     masks = [spec.name for spec in contract.inputs if spec.optional]
@@ -120,8 +118,8 @@ def optional_cases(contract: Contract, first: int = 0) -> list[Case]:
 
 
 def step_cases(plan: Sequence[Case]) -> list[Case]:
-    """For the full graph by cached steps, which know no padding in the target: the shapes of ``plan`` that have some,
-    without it.
+    """Cases for ``full`` run by cached steps, which take no padding in the target: the cases of ``plan`` that have
+    such padding, without it.
     """
     padded = [case for case in plan if case.group == "shapes" and case.inputs["tgt_key_padding_mask"].any()]
     found: list[Case] = []
@@ -134,7 +132,9 @@ def step_cases(plan: Sequence[Case]) -> list[Case]:
 
 
 def few_cases(plan: Sequence[Case], count: int = 14) -> list[Case]:
-    """A few cases of a plan, to look at a graph closely: a small one for each way of masking, and long ones alone."""
+    """A few cases of a plan, for a close look at a graph: for each kind of masks the longest case with one sentence,
+    and one small case.
+    """
     small: dict[str, Case] = {}
     long: dict[str, Case] = {}
     for case in plan:
@@ -148,9 +148,9 @@ def few_cases(plan: Sequence[Case], count: int = 14) -> list[Case]:
 
 
 def example(contract: Contract) -> Case:
-    """The case that has the traced lengths."""
+    """The case with the lengths of the export."""
     case = _case(contract, "00", _ROWS[0], [0, 0], {name: axis.traced for name, axis in contract.axes.items()})
-    return opened(contract, case)
+    return without_empty_rows(contract, case)
 
 
 def _case(
@@ -162,12 +162,12 @@ def _case(
 ) -> Case:
     batch, source, target, padding, attention = row
     source, target = source or LONG, target or LONG
-    # Hypotheses from 1 to 4, the traced 3 for the traced lengths; a past of 0 for a target of 1.
+    # 1 to 4 beams, 3 (the traced number) for the traced lengths; a target of length 1 means a past of length 0.
     wanted = {"batch": batch, "source": source, "target": target}
     wanted |= {"beams": (source + target + 2) % 4 + 1, "past": target - 1}
-    # A custom model may have other names for its dimensions: they vary as well.
-    strange = [name for name in contract.axes if name not in wanted]
-    wanted |= {name: (source, target)[index % 2] + index // 2 for index, name in enumerate(strange)}
+    # A user's own model may have dimensions with other names. Their lengths vary as well.
+    others = [name for name in contract.axes if name not in wanted]
+    wanted |= {name: (source, target)[index % 2] + index // 2 for index, name in enumerate(others)}
     sizes = traced or {name: fit(wanted[name], axis) for name, axis in contract.axes.items()}
     rng = np.random.default_rng(seed)
     inputs = {spec.name: fill(spec, sizes, padding, attention, rng) for spec in contract.inputs}
@@ -179,7 +179,7 @@ def _case(
 
 
 def fit(size: int, axis: Axis) -> int:
-    """``size``, or the nearest length that the axis allows."""
+    """``size``, or the nearest length that ``axis`` allows."""
     size = max(size, axis.minimum)
     return size if axis.maximum is None else min(size, axis.maximum)
 
@@ -199,7 +199,7 @@ def fill(spec: TensorSpec, sizes: dict[str, int], padding: str, attention: str, 
     hidden = _padding_of(spec, shape, padding, rng) if spec.role == "padding" else attention_mask(shape, attention, rng)
     if spec.dtype == "bool":
         return hidden
-    # A float mask also carries values that are neither 0 nor -inf: a runtime that takes it for bool must not pass.
+    # Float masks also contain values other than 0 and -inf, so that a runtime that treats them as bool fails.
     shades = rng.standard_normal(shape).astype(np.float32)
     if attention in ("none", "causal"):
         shades *= 0
@@ -207,7 +207,7 @@ def fill(spec: TensorSpec, sizes: dict[str, int], padding: str, attention: str, 
 
 
 def _padding_of(spec: TensorSpec, shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """A padding mask in the dimensions of ``spec``."""
+    """A padding mask (True = padding) in the dimensions of ``spec``."""
     sizes = {axis: size for axis, size in zip(spec.axes, shape, strict=True) if isinstance(axis, Axis)}
     length = length_axis(spec)
     batch = next(size for axis, size in sizes.items() if axis != length)
@@ -219,7 +219,7 @@ def padding_mask(shape: tuple[int, ...], kind: str, rng: np.random.Generator) ->
     batch, length = shape
     mask = np.zeros((batch, length), dtype=bool)
     position = np.arange(length)
-    count = rng.integers(0, length, (batch, 1))  # how many are padding
+    count = rng.integers(0, length, (batch, 1))  # number of padding positions in each row
     if kind == "right":
         mask = position >= length - count
     elif kind == "left":
@@ -251,7 +251,7 @@ def attention_mask(shape: tuple[int, ...], kind: str, rng: np.random.Generator) 
 
 
 def disturb(spec: TensorSpec, values: Array, rng: np.random.Generator) -> Array:
-    """``values`` with every element changed into another legal one, so that an output that depends on them moves."""
+    """``values`` with every element replaced by another valid one, so that an output that depends on them changes."""
     if spec.dtype == "bool" or spec.role == "keep":
         return (~values.astype(bool)).astype(spec.dtype)
     if spec.role == "ids":

@@ -1,4 +1,4 @@
-"""The plan of a graph that searches: sources of every kind with every wish. No torch here."""
+"""The plan of a graph that searches: different sources with different search options. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..contracts.contract import Contract
 from .case import Array, Case
 from .plan import LONG, check_level, fill, fit
 
-SMALL = 36  # hypotheses times steps: what slow runtimes are asked to do
+SMALL = 36  # hypotheses times steps: slow runtimes run searches up to this size
 
-# Out of range: an ONNX graph brings it into it.
+# Options out of range. An ONNX graph replaces them by the nearest value in range.
 _OUTSIDE: tuple[dict[str, float], ...] = (
     {"max_length": 0, "min_length": 9, "num_beams": 0, "num_hypotheses": 9, "length_penalty": -1},
     {"max_length": 5, "min_length": -3, "num_beams": 2, "num_hypotheses": 0},
 )
-# Batch, source (0 = the longest that is tried), padding, and what is wished for; other numbers have their defaults.
+# Batch, source (0 = LONG), padding, and the search options; the others have their defaults.
 _ROWS: tuple[tuple[int, int, str, dict[str, float]], ...] = (
     (1, 7, "none", {"max_length": 12}),
     (2, 7, "right", {"max_length": 12, "num_beams": 1, "min_length": 2}),
@@ -32,16 +32,16 @@ _ROWS: tuple[tuple[int, int, str, dict[str, float]], ...] = (
     (7, 3, "left", {"max_length": 16, "num_beams": 2, "length_penalty": 1.5}),
     (1, 0, "none", {"max_length": 20, "num_beams": 5}),
     (3, 13, "holes", {"max_length": 24, "min_length": 1, "num_beams": 1}),
-    *((2, 5, "right", wishes) for wishes in _OUTSIDE),
+    *((2, 5, "right", options) for options in _OUTSIDE),
 )
 _QUICK = (0, 1, 2, 3, 4, 6, 9, 13)
 
 
 def make_search_plan(contract: Contract, seed: int = 0, level: str = "standard") -> list[Case]:
-    """The cases for a graph that searches, the same for the same contract, seed and level.
+    """The cases for a graph that searches. They depend on contract, seed and level only.
 
     Raises:
-        OptionError: for another level than those of :data:`~mytx.exporter.cases.plan.LEVELS`.
+        OptionError: if ``level`` is not one of :data:`~mytx.exporter.cases.plan.LEVELS`.
     """
     check_level(level)
     rows = [(number, row) for number, row in enumerate(_ROWS) if level != "quick" or number in _QUICK]
@@ -51,12 +51,12 @@ def make_search_plan(contract: Contract, seed: int = 0, level: str = "standard")
 
 
 def _case(contract: Contract, name: str, row: tuple[int, int, str, dict[str, float]], seed: list[int]) -> Case:
-    batch, source, padding, wishes = row
-    group = "range" if wishes in _OUTSIDE else "shapes"
-    if group == "shapes":  # a model with few positions or ids allows less
+    batch, source, padding, options = row
+    group = "range" if options in _OUTSIDE else "shapes"
+    if group == "shapes":  # limits are lower in a model with few positions or ids
         limits = {spec.name: spec.limit for spec in contract.inputs}
-        wishes = {name: min(value, limits.get(name) or value) for name, value in wishes.items()}
-        wishes |= {name: min(value, wishes["max_length"]) for name, value in wishes.items() if name == "min_length"}
+        options = {name: min(value, limits.get(name) or value) for name, value in options.items()}
+        options |= {name: min(value, options["max_length"]) for name, value in options.items() if name == "min_length"}
     sizes = {"batch": batch, "source": fit(source or LONG, contract.axes["source"])}
     rng = np.random.default_rng(seed)
     inputs: dict[str, Array] = {}
@@ -64,14 +64,14 @@ def _case(contract: Contract, name: str, row: tuple[int, int, str, dict[str, flo
         if spec.role != "number":
             inputs[spec.name] = fill(spec, sizes, padding, "none", rng)
         else:
-            inputs[spec.name] = np.array(wishes.get(spec.name, spec.default), dtype=spec.dtype)
-    given = [f"{name} {value:g}" for name, value in wishes.items() if name in inputs]
+            inputs[spec.name] = np.array(options.get(spec.name, spec.default), dtype=spec.dtype)
+    given = [f"{name} {value:g}" for name, value in options.items() if name in inputs]
     words = [*(f"{name} {size}" for name, size in sizes.items()), f"padding {padding}", *given]
     return Case(name, inputs, ", ".join(words), group, small=is_small_search(inputs), alone=batch == 1)
 
 
 def in_range(contract: Contract, inputs: dict[str, Any]) -> bool:
-    """Whether a search can do what is wished for as it stands, and need not bring a number into its range."""
+    """Whether all search options are in range, so that the search uses them as they are."""
     longest, beams = int(inputs["max_length"]), int(inputs.get("num_beams", 1))
     limits = {spec.name: spec.limit for spec in contract.inputs}
     return (
@@ -84,6 +84,6 @@ def in_range(contract: Contract, inputs: dict[str, Any]) -> bool:
 
 
 def is_small_search(inputs: dict[str, Any]) -> bool:
-    """Whether a slow runtime can be asked for a search."""
+    """Whether slow runtimes can run this search."""
     hypotheses = len(inputs["src"]) * max(1, int(inputs.get("num_beams", 1)))
     return hypotheses * max(1, int(inputs["max_length"])) <= SMALL

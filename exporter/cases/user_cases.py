@@ -1,4 +1,4 @@
-"""A user's own cases: ``.npz`` files with an array for each input of a graph. No torch here."""
+"""The user's own cases: ``.npz`` files with an array for each input of a graph. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .search_plan import in_range, is_small_search
 
 
 def read_cases(files: Sequence[Path | str], contracts: Sequence[Contract]) -> dict[str, list[Case]]:
-    """The cases in ``files``, by graph: each belongs to the graphs that take inputs of exactly its names.
+    """The cases in ``files``, by graph. A file belongs to every graph whose inputs have exactly its arrays' names.
 
     Raises:
-        OptionError: where a file cannot be read, or fits no graph.
+        OptionError: if a file cannot be read, or fits no graph.
     """
     found: dict[str, list[Case]] = {}
     for path in [Path(files)] if isinstance(files, (str, Path)) else map(Path, files):
@@ -26,7 +26,10 @@ def read_cases(files: Sequence[Path | str], contracts: Sequence[Contract]) -> di
         fitting = [contract for contract in contracts if _takes(contract, set(inputs))]
         if not fitting:
             wanted = "; ".join(f"{item.graph}: {', '.join(spec.name for spec in item.inputs)}" for item in contracts)
-            raise OptionError(f"{path} has {', '.join(inputs) or 'nothing'}, which no graph takes", f"give {wanted}")
+            raise OptionError(
+                f"{path} has {', '.join(inputs) or 'nothing'}, which no graph takes",
+                f"give the inputs of one: {wanted}",
+            )
         for contract in fitting:
             case = own_case(str(path), inputs, contract)
             found.setdefault(contract.graph, []).append(case)
@@ -34,8 +37,8 @@ def read_cases(files: Sequence[Path | str], contracts: Sequence[Contract]) -> di
 
 
 def _takes(contract: Contract, names: set[str]) -> bool:
-    """Whether a graph takes inputs of exactly these names; numbers that have a default may be missing, but not all:
-    ids and padding alone are a case of the encoder.
+    """Whether a graph takes inputs with exactly these names. Numbers with a default may be missing, but not all of
+    them: a file with ids and padding alone is a case for the encoder.
     """
     numbers = {spec.name for spec in contract.inputs if spec.default is not None}
     others = {spec.name for spec in contract.inputs} - numbers
@@ -50,7 +53,7 @@ def _load(path: Path) -> dict[str, Array]:
                 return {name: np.asarray(arrays[name]) for name in arrays.files}
     except FileNotFoundError as error:
         raise OptionError(f"{path}: no such file", "check the path of the case") from error
-    except Exception as error:  # zipfile, zlib and numpy have a dozen for a file that is damaged
+    except Exception as error:  # zipfile, zlib and numpy raise many types for a damaged file
         raise OptionError(
             f"{path} is not an .npz file of plain arrays", "save it with numpy.savez, by the inputs' names"
         ) from error
@@ -58,15 +61,20 @@ def _load(path: Path) -> dict[str, Array]:
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters written out: it goes to terminals and pages."""
+    """``text`` with control characters escaped, so that it can be shown in terminals and pages."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def own_case(name: str, inputs: dict[str, Array], contract: Contract) -> Case:
-    """A user's inputs as a case of a graph.
+    """The user's inputs as a case for a graph; missing numbers get their defaults.
+
+    Args:
+        name: the path or a description of the inputs, for the case's words and for errors.
+        inputs: arrays by name.
+        contract: the graph's contract.
 
     Raises:
-        OptionError: where they do not fit; ``name`` says which they are.
+        OptionError: if they do not fit the contract.
     """
     sizes: dict[str, int] = {}
     defaults = {spec.name: np.array(spec.default, spec.dtype) for spec in contract.inputs if spec.default is not None}
@@ -79,10 +87,10 @@ def own_case(name: str, inputs: dict[str, Array], contract: Contract) -> Case:
             limits = f"{axis.minimum} to {axis.maximum}" if axis.maximum is not None else f"{axis.minimum} or more"
             raise OptionError(f"{name}: {axis.name} is {size}", f"{contract.graph} takes {limits}")
     words = ", ".join([printable(Path(name).name), *(f"{axis} {size}" for axis, size in sizes.items())])
-    # ascontiguousarray would make a list of one number out of a number
+    # ascontiguousarray would turn the shape [] of a number into [1]
     ordered = {spec.name: np.require(inputs[spec.name], requirements="C") for spec in contract.inputs}
     few = is_small_search(ordered) if contract.searches else is_small(sizes)
-    # A function of PyTorch refuses numbers that an ONNX graph brings into range.
+    # Numbers out of range are adjusted by ONNX graphs, but refused by TorchScript's generate: it skips this group.
     group = "own" if not contract.searches or in_range(contract, ordered) else "range"
     return Case("", ordered, words, group, small=few)
 
@@ -106,6 +114,8 @@ def _check(where: str, spec: TensorSpec, array: Array, sizes: dict[str, int]) ->
         )
     values: NDArray[np.float64] = array.astype(np.float64)
     if spec.role in ("padding", "attention") and not (values < np.inf).all():
-        raise OptionError(f"{where} has NaN or infinity", "0 = may attend, -inf = may not; what is between is added")
+        raise OptionError(
+            f"{where} has NaN or infinity", "a mask is added to the scores: 0 = may attend, -inf = may not"
+        )
     if spec.role in ("values", "number") and not np.isfinite(array).all():
-        raise OptionError(f"{where} has NaN or infinity", "a comparison needs numbers")
+        raise OptionError(f"{where} has NaN or infinity", "give finite numbers")

@@ -25,7 +25,7 @@ from .options import (
 from .output import PARITY_FAILED, PASSED, causes, show
 
 if TYPE_CHECKING:
-    from ..graphs.exportable import Subject
+    from ..graphs.exportable import Exportable
     from ..pipeline import ExportResult
 
 TORCHSCRIPT_IS_DEPRECATED = (
@@ -227,7 +227,7 @@ def _export(
         file = reading["vocab"] or find_vocab(checkpoint)
         settings["vocabulary"] = Vocabulary.read(file) if file else None
         if reference is not None:
-            from ..graphs.exportable import subject_of
+            from ..graphs.exportable import as_exportable
             from ..graphs.user_code import load_weights, make_module
             from ..parity.original import originals
 
@@ -235,7 +235,7 @@ def _export(
             with quiet(verbose):
                 module = make_module(reference)
                 load_weights(module, checkpoint, reference)
-                settings["originals"] = originals(module, subject_of(model, masks).graphs, reference)
+                settings["originals"] = originals(module, as_exportable(model, masks).graphs, reference)
     return export_bundle(
         model,
         output,
@@ -278,9 +278,9 @@ def _check_custom(
 
 def _custom(
     factory: str, checkpoint: Path | None, contract: Path | None, verbose: bool, progress: Callable[[str], None]
-) -> Subject:
+) -> Exportable:
     from ..graphs.exportable import custom_model
-    from ..graphs.inferred import usual_graphs
+    from ..graphs.inferred import infer_graphs
     from ..graphs.user_code import load_weights, make_module, read_contract, signature_of
     from ..quiet import quiet
 
@@ -289,7 +289,7 @@ def _custom(
         module = make_module(factory)
         if checkpoint is not None:
             load_weights(module, checkpoint, factory)
-        graphs = read_contract(contract, module) if contract else usual_graphs(module)
+        graphs = read_contract(contract, module) if contract else infer_graphs(module)
         subject = custom_model(module, graphs, source=factory)
     for item in graphs if contract is None else ():
         click.echo(f"{item.contract.graph}: {signature_of(item.contract)}", err=True)

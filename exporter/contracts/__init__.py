@@ -1,9 +1,9 @@
-"""What a graph takes and gives: names, dtypes, dimensions, meaning.
+"""Contracts: the names, dtypes, dimensions and meaning of a graph's inputs and outputs.
 
-``contract`` has the types. ``declare`` makes contracts for models of one's own, and is what this package shows to
-users. No torch and no numpy here; imports nothing of mytx but its errors.
+``contract`` defines the types; the functions in ``declare`` write contracts for your own model, and this package
+exports them. It imports no torch, no numpy, and nothing of mytx but its errors.
 
-A contract is a Python file with a list ``GRAPHS``, or a function ``graphs(model)`` that gives one::
+A contract file is a Python file with a list ``GRAPHS``, or with a function ``graphs(model)`` that returns one::
 
     from mytx.exporter.contracts import attention, graph, ids, values
 
@@ -16,8 +16,9 @@ A contract is a Python file with a list ``GRAPHS``, or a function ``graphs(model
         ),
     ]
 
-Dimensions are names, for lengths that vary, or numbers. Equal names are equal lengths, and ``batch`` is the number of
-sentences: each of them must come out as it does alone. Inputs are arguments by name.
+A dimension is a name if its length varies, and a number if not. Dimensions with the same name have the same length.
+``batch`` is the number of sentences: the result of a sentence must not depend on the others. Inputs are passed to the
+method as keyword arguments.
 """
 
 from .declare import CustomGraph, attention, graph, ids, keep, padding, values

@@ -1,6 +1,6 @@
-"""What a graph is: names, dtypes, dimensions, meaning. Declared once; exporters, plan, verifier and reports read it.
+"""Contracts: the names, dtypes, dimensions and meaning of a graph's tensors. Exporters, plan and reports read them.
 
-No torch here: whoever runs a bundle reads contracts too.
+Imports no torch: bundles are opened and run without it, and they contain contracts.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-# In the order in which they are exported: each is made of those before it.
+# In export order: a graph can be built from the files of those before it.
 GRAPHS = ("encoder", "decoder", "full", "step", "prefill", "greedy", "generate")
-SEARCHES = ("greedy", "generate")  # graphs that decide, and give ids
-CACHED = ("step", "prefill", *SEARCHES)  # graphs with a cache, in which the model's modules are fused
-CUSTOM_KIND = "custom"  # of a model that is not ours, in a manifest
-CUSTOM = "as the model has it"  # the layout of a graph of a model that is not ours
+SEARCHES = ("greedy", "generate")  # graphs that search and return ids
+CACHED = ("step", "prefill", *SEARCHES)  # graphs with a KV cache; they fuse modules of the model
+CUSTOM_KIND = "custom"  # ``kind`` in the manifest, for a user's own model
+CUSTOM_LAYOUT = "as the model has it"  # ``layout`` of its contracts
 
-# Roles of masks that hide positions of sentences.
+# Roles of padding masks.
 PADDING = ("padding", "keep")
 
 PADDING_MEANING = {
@@ -33,12 +33,12 @@ class Axis:
     """A dimension that varies.
 
     Attributes:
-        name: shared by all dimensions that must have the same length.
-        minimum: the shortest length that is promised to work.
-        traced: the length at export; at least 2 and no other axis's, or torch.export would bake it in.
-        maximum: the longest length that works, where there is one.
-        times: the dimension is this many times as long as the axis (heads, in a mask for each head).
-        plus: and by this many longer (the past, with the new position).
+        name: dimensions with the same name have the same length.
+        minimum: the shortest length that the graph must accept.
+        traced: the length at export: at least 2, and different for each axis, or torch.export makes it a constant.
+        maximum: the longest length that the graph accepts; None without a limit.
+        times: factor on the length: the number of heads in a mask ``[heads * batch, T, S]``.
+        plus: added to the length: 1 for a present, which is the past and one new position.
     """
 
     name: str
@@ -50,12 +50,12 @@ class Axis:
 
     @property
     def label(self) -> str:
-        """The dimension's name in a file: ``batch``, ``8*batch``, ``past + 1``."""
+        """The name of the dimension in a file: ``batch``, ``8*batch``, ``past + 1``."""
         name = self.name if self.times == 1 else f"{self.times}*{self.name}"
         return f"{name} + {self.plus}" if self.plus else name
 
     def length(self, size: int) -> int:
-        """The dimension's length where the axis has ``size``."""
+        """The length of the dimension if the axis has ``size``: ``times * size + plus``."""
         return size * self.times + self.plus
 
 
@@ -64,19 +64,20 @@ class TensorSpec:
     """An input or output.
 
     Attributes:
-        name: in the graph.
-        dtype: numpy's name for it.
-        axes: an :class:`Axis` for each dimension that varies, a number for each that does not.
-        meaning: for people; a mask's polarity in words.
-        role: ``values``, ``ids``, ``padding``, ``keep``, ``attention`` or ``number``: what to fill it with. ``keep``
-            is padding upside down, 1 = a real position.
-        limit: ids are below it; of a number the most that makes a difference, 0 if there is none.
-        optional: callers may leave it out.
-        hidden_by: the padding masks that hide it: where all of them say padding, what stands there changes nothing.
-        future: what the mask of that name, if it is causal, hides: position i of the output depends on positions 0 to
-            i of this input alone. Empty: it is not hidden; ``inside``: the graph is causal whatever it is given.
-        default: of a number that callers may leave out.
-        pad: of ids, the one that the model itself takes for padding; None where it looks at no id.
+        name: the tensor's name in the graph.
+        dtype: as numpy names it.
+        axes: an :class:`Axis` for each dimension that varies, a number for each fixed one.
+        meaning: a description for people; for a mask its polarity.
+        role: the kind of values: ``values``, ``ids``, ``padding``, ``keep``, ``attention`` or ``number``. ``keep`` is a
+            padding mask with the opposite polarity: 1 = a real position.
+        limit: ids are below this. For a number: larger values have the same effect as this one; 0 without a limit.
+        optional: whether callers may leave it out.
+        hidden_by: names of padding masks. Where all of them say padding, the values here change no other position.
+        future: how later positions of this input are hidden from the output. The name of an attention mask: if that
+            mask is causal, position i of the output depends on positions 0 to i only. ``inside``: the graph itself
+            is causal. Empty: they are not hidden.
+        default: the value of a number that callers may leave out.
+        pad: the id from which the model computes a padding mask itself; None if it computes none.
     """
 
     name: str
@@ -93,27 +94,27 @@ class TensorSpec:
 
     @property
     def labels(self) -> tuple[str | int, ...]:
-        """The dimensions as they stand in a file: names and numbers."""
+        """The dimensions as a file names them: names and numbers."""
         return tuple(axis.label if isinstance(axis, Axis) else axis for axis in self.axes)
 
     def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
-        """The dimensions where each axis has its length in ``sizes``."""
+        """The shape, with ``sizes`` as the length of each axis by name."""
         return tuple(axis.length(sizes[axis.name]) if isinstance(axis, Axis) else axis for axis in self.axes)
 
 
 @dataclass(frozen=True)
 class Contract:
-    """What a graph takes and gives.
+    """The inputs and outputs of a graph.
 
     Attributes:
-        graph: one of :data:`GRAPHS`, or whatever its user calls it.
-        inputs, outputs: in order.
-        layout: ``batch first``, ``sequence first`` or :data:`CUSTOM`.
-        ids: special ids by name, empty for a graph on float tensors.
-        empty_rows: whether there is a right result for a query that may attend nowhere; PyTorch's own attention gives
-            NaN. Without it the plan has none.
-        opened: masks, and ids with a padding id, whose first position is never hidden then: the model combines them
-            with a mask of its own.
+        graph: the graph's name: one of :data:`GRAPHS`, or any name for a user's own model.
+        inputs, outputs: the tensors in order.
+        layout: ``batch first``, ``sequence first`` or :data:`CUSTOM_LAYOUT`.
+        ids: special ids by name; empty for a graph without ids.
+        empty_rows: whether the model defines the result of a query that may attend nowhere (an empty row of the mask).
+            PyTorch's own attention gives NaN. If False, no case has an empty row.
+        opened: inputs (padding masks, and ids with a padding id) whose first position no case hides, because the model
+            combines them with a mask of its own and the two would hide everything. Empty if ``empty_rows``.
     """
 
     graph: str
@@ -136,17 +137,17 @@ class Contract:
 
     @property
     def custom(self) -> bool:
-        """Whether the graph is of a model that is not ours: its name alone says nothing about it."""
-        return self.layout == CUSTOM
+        """Whether the graph is of a user's own model. Its name then tells nothing about what it computes."""
+        return self.layout == CUSTOM_LAYOUT
 
     @property
     def composed(self) -> bool:
-        """Whether the graph is the decoder after the encoder: full, of one of our models."""
+        """Whether the graph is encoder and decoder together: ``full`` of a model of :mod:`mytx.models`."""
         return self.graph == "full" and not self.custom
 
     @property
     def searches(self) -> bool:
-        """Whether the graph decides, and gives ids."""
+        """Whether the graph runs a whole search and returns ids."""
         return self.graph in SEARCHES and not self.custom
 
     def input(self, name: str) -> TensorSpec:
@@ -160,12 +161,12 @@ class Contract:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON; :meth:`from_dict` is the way back."""
+        """Plain values for JSON; :meth:`from_dict` reads them."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Contract:
-        """The way back from :meth:`to_dict`."""
+        """The contract that :meth:`to_dict` wrote."""
         return cls(
             graph=values["graph"],
             inputs=tuple(_spec(item) for item in values["inputs"]),
@@ -187,5 +188,5 @@ def _spec(values: dict[str, Any]) -> TensorSpec:
 
 
 def length_axis(spec: TensorSpec) -> Axis:
-    """The dimension of positions, of which an input hides some or has some."""
+    """The axis of positions: the first one that is not the batch."""
     return next(axis for axis in spec.axes if isinstance(axis, Axis) and axis.name != "batch")

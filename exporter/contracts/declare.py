@@ -1,4 +1,4 @@
-"""Contracts for models of one's own, in a few words; :mod:`mytx.exporter.contracts` says how they are used."""
+"""Functions that declare the contract of your own model; :mod:`mytx.exporter.contracts` has an example."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import OptionError
 from .contract import (
     ATTENTION_MEANING,
     CACHED,
-    CUSTOM,
+    CUSTOM_LAYOUT,
     PADDING,
     PADDING_MEANING,
     Axis,
@@ -23,21 +23,21 @@ from .contract import (
 Dims = Sequence[str | int]
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 KEEP_MEANING = "1 = a real position, 0 = padding, hidden from attention"
-# At export no two lengths may be equal, nor any length a number of the model's.
+# Lengths at export. They differ from each other and should from the model's sizes: torch.export merges equal numbers.
 TRACED = {"batch": 2, "source": 7, "target": 5}
 OTHERS = (11, 13, 17, 19, 23, 29)
-OUTPUTS = ("float32", "int64", "bool")  # dtypes
-LONGEST_NAME = 100  # of a graph: it is a file's, with more behind it
-SHORTEST_LIMIT = 8  # below it there is no length for each dimension at export
+OUTPUTS = ("float32", "int64", "bool")  # dtypes of outputs
+LONGEST_NAME = 100  # characters of a graph's name: it becomes the name of a file, with a suffix
+SHORTEST_LIMIT = 8  # a smaller longest length is refused: the length at export must be below it
 
 
 @dataclass(frozen=True)
 class CustomGraph:
-    """A graph of a model that is not ours.
+    """A graph of a user's own model.
 
     Attributes:
-        contract: what it takes and gives.
-        method: of the model, or a submodule's name; ``forward`` is the model itself.
+        contract: the graph's inputs and outputs.
+        method: name of the method or submodule that computes it; ``forward`` is the model itself.
     """
 
     contract: Contract
@@ -56,19 +56,19 @@ def ids(
     """An input of int64 ids, 0 to ``below - 1``.
 
     Args:
-        name: of the argument.
-        dims: names and numbers.
+        name: the name of the method's argument.
+        dims: dimensions: names and numbers.
         below: the size of the vocabulary.
-        pad: the id that the model itself takes for padding, if it does: then the plan has it where padding is.
-        hidden_by: padding masks that hide it: where all say padding, what stands there must change nothing.
-        future: ``inside`` where no output may depend on later positions; or the attention mask that sees to it.
+        pad: the padding id, if the model computes a padding mask from it. Cases then have this id at padding.
+        hidden_by: names of padding masks. Where all of them say padding, an id may not change any other position.
+        future: ``inside`` if the model itself hides later positions, or the name of the attention mask that does.
     """
     if not _is_whole(below) or below < 2:
         raise OptionError(f"{name}: ids below {below!r} are none", "below is the size of the vocabulary, 2 or more")
     if pad is not None and pad not in range(below):
-        raise OptionError(f"{name}: pad {pad!r} is no id below {below}", "leave it out where the model looks at none")
+        raise OptionError(f"{name}: pad {pad!r} is no id below {below}", "leave it out if the model has no padding id")
     if not dims:
-        raise OptionError(f"{name} has no dimensions", "give those of the ids, a length at least")
+        raise OptionError(f"{name} has no dimensions", "give at least a length")
     meaning = f"ids, 0 to {below - 1}"
     spec = TensorSpec(name, "int64", _axes(dims), meaning, "ids", below, hidden_by=_names(hidden_by), future=future)
     return spec if pad is None else _padding(replace(spec, pad=pad))
@@ -77,7 +77,7 @@ def ids(
 def values(
     name: str, dims: Dims, dtype: str = "float32", *, hidden_by: str | Sequence[str] = (), future: str = ""
 ) -> TensorSpec:
-    """An input of floats, or an output, which may also be ``int64`` or ``bool``; see :func:`ids`."""
+    """An input of float32 values, or an output of ``float32``, ``int64`` or ``bool``; arguments as for :func:`ids`."""
     if dtype not in OUTPUTS:
         raise OptionError(f"{name} cannot be {dtype}", f"choose from {', '.join(OUTPUTS)}")
     return TensorSpec(name, dtype, _axes(dims), hidden_by=_names(hidden_by), future=future)
@@ -89,7 +89,7 @@ def padding(name: str, dims: Dims, dtype: str = "bool") -> TensorSpec:
 
 
 def keep(name: str, dims: Dims, dtype: str = "int64") -> TensorSpec:
-    """A padding mask upside down: 1 = a real position, 0 = padding; ``int64``, ``bool`` or ``float32``."""
+    """A padding mask with the opposite polarity: 1 = real, 0 = padding; ``int64``, ``bool`` or ``float32``."""
     meaning = _meaning(name, dtype, dict.fromkeys(("int64", "bool", "float32"), KEEP_MEANING))
     return _padding(TensorSpec(name, dtype, _axes(dims), meaning, "keep"))
 
@@ -113,20 +113,22 @@ def graph(
     """A graph of your own model.
 
     Args:
-        name: of the file.
-        method: of the model, or a submodule's name; ``forward`` is the model itself.
+        name: the name of the file, without its extension.
+        method: name of a method or submodule of the model; ``forward`` is the model itself.
         inputs: made with :func:`ids`, :func:`values`, :func:`padding`, :func:`keep` and :func:`attention`.
-        outputs: made with :func:`values`, in the order in which the method gives them.
-        longest: by dimension, the longest length that the model takes.
-        empty_rows: whether a query that may attend nowhere has a right result. PyTorch's own attention gives NaN
-            there; without it the first position is open in every mask that is tried.
+        outputs: made with :func:`values`, in the order in which the method returns them.
+        longest: the longest length that the model takes, for each dimension that has a limit.
+        empty_rows: whether the model gives a defined result for a query that may attend nowhere. PyTorch's own
+            attention gives NaN. If False, every query in every case may attend to at least one position.
 
     Raises:
-        OptionError: where that is no contract.
+        OptionError: if an argument is wrong, or if the arguments contradict each other.
     """
     where = f"graph {name!r}"
     if not isinstance(method, str) or not method:
-        raise OptionError(f"{where}: {method!r} is no method", "give its name, or forward for the model itself")
+        raise OptionError(
+            f"{where}: {method!r} is no method", "give the name of a method, or forward for the model itself"
+        )
     if not NAME.fullmatch(name) or name in CACHED or len(name) > LONGEST_NAME:
         raise OptionError(
             f"{where} cannot be the name of a file here", f"letters, digits and _, but not {', '.join(CACHED)}"
@@ -143,9 +145,9 @@ def graph(
         raise OptionError(f"{where}: {strange[0]!r} is no name for a tensor", "letters, digits and _")
     for spec in inputs:
         if spec.role == "values" and spec.dtype != "float32":
-            raise OptionError(f"{where}: the input {spec.name} is {spec.dtype}", "values that go in are float32")
+            raise OptionError(f"{where}: the input {spec.name} is {spec.dtype}", "inputs made with values are float32")
         _check_promises(where, spec, {other.name: other for other in inputs})
-    axes = _bounded(where, inputs, longest or {})
+    axes = _axes_of(where, inputs, longest or {})
     for spec in outputs:
         if spec.role != "values":
             raise OptionError(f"{where}: the output {spec.name} is not made of floats", "make it with values")
@@ -154,18 +156,18 @@ def graph(
                 f"{where}: {spec.name} has the dimension {strange[0]}, and no input has it", "give a number"
             )
 
-    def settled(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    def bounded(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
         return tuple(
             replace(spec, axes=tuple(axes[axis.name] if isinstance(axis, Axis) else axis for axis in spec.axes))
             for spec in specs
         )
 
-    contract = Contract(name, settled(inputs), settled(outputs), CUSTOM, empty_rows=empty_rows)
+    contract = Contract(name, bounded(inputs), bounded(outputs), CUSTOM_LAYOUT, empty_rows=empty_rows)
     return CustomGraph(contract, method)
 
 
-def _bounded(where: str, inputs: Sequence[TensorSpec], longest: Mapping[str, int]) -> dict[str, Axis]:
-    """The dimensions that vary, each with a length of its own at export."""
+def _axes_of(where: str, inputs: Sequence[TensorSpec], longest: Mapping[str, int]) -> dict[str, Axis]:
+    """The dimensions that vary, by name, each with its own length at export and its longest length."""
     names = list(dict.fromkeys(axis.name for spec in inputs for axis in spec.axes if isinstance(axis, Axis)))
     if unknown := sorted(set(longest) - set(names)):
         raise OptionError(f"{where}: longest names {unknown[0]}, which is no dimension", f"choose from {names}")
@@ -177,12 +179,12 @@ def _bounded(where: str, inputs: Sequence[TensorSpec], longest: Mapping[str, int
         if not _is_whole(most):
             raise OptionError(f"{where}: the longest {name} is {most!r}", "give a number")
         if most < max(SHORTEST_LIMIT, traced[name] + 1):
-            raise OptionError(f"{where}: {most} is too short for {name}", "make it a number instead of a dimension")
+            raise OptionError(f"{where}: {most} is too short for {name}", "write that dimension as a number")
     return {name: Axis(name, traced=traced[name], maximum=longest.get(name)) for name in names}
 
 
 def _check_promises(where: str, spec: TensorSpec, inputs: Mapping[str, TensorSpec]) -> None:
-    """What is promised must be something that can be tried."""
+    """Check that cases can test what ``hidden_by`` and ``future`` of an input promise."""
     wrong = [name for name in spec.hidden_by if name not in inputs or inputs[name].role not in PADDING]
     if spec.future not in ("", "inside") and (spec.future not in inputs or inputs[spec.future].role != "attention"):
         wrong.append(spec.future)
@@ -194,7 +196,8 @@ def _check_promises(where: str, spec: TensorSpec, inputs: Mapping[str, TensorSpe
     names = {axis.name for axis in spec.axes if isinstance(axis, Axis)}
     if (spec.hidden_by or spec.future) and ("batch" not in names or len(names) < 2):
         raise OptionError(
-            f"{where}: what {spec.name} promises cannot be tried", "it needs a dimension called batch, and a length"
+            f"{where}: hidden_by or future of {spec.name} cannot be tried",
+            "it needs a dimension called batch and a length that varies",
         )
     if any(length_axis(inputs[name]) != length_axis(spec) for name in spec.hidden_by):
         raise OptionError(
@@ -209,7 +212,7 @@ def _padding(spec: TensorSpec) -> TensorSpec:
     if len(varying) != 2 or len(set(varying)) != 2 or others - {1}:
         raise OptionError(
             f"{spec.name}: in {list(spec.labels)!r} nothing can be padding",
-            "what pads has a batch and a length, and else only 1",
+            "give two names, the batch and the length; other dimensions are 1",
         )
     return spec
 

@@ -26,7 +26,7 @@ from ..bundle.open import Bundle
 from ..cases.case import Array
 from ..contracts.contract import Contract
 from ..errors import OptionError
-from ..formats.onnx.stream import read_model
+from ..formats.onnx.storage import read_model
 from ..runtimes.onnxruntime import OnnxRuntime, check_threads
 
 MOST_SENTENCES = 4096  # at once: more say nothing more, and take all memory

@@ -1,5 +1,5 @@
-"""The formats that graphs are exported to, and the checks before a file of PyTorch is opened.
+"""Formats: writing a graph to an ONNX, TorchScript or torch.export file, and checking a file before PyTorch opens it.
 
-The only home of ``torch.onnx``, ``torch.jit`` and ``torch.export``. ``table`` lists the formats. Imports graphs and
-search, and what those import.
+``table`` lists the formats; only this package uses ``torch.onnx``, ``torch.jit`` and ``torch.export``. It imports
+``graphs`` and ``search``, and what these import.
 """

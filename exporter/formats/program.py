@@ -1,4 +1,4 @@
-"""A graph as a ``torch.export`` program: the only home of ``torch.export``'s tracing. ONNX and pt2 are made of it."""
+"""Tracing a graph with ``torch.export``. ONNX and pt2 files are made from the resulting program."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import re
 from typing import Any
 
 import torch
-from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from ..cases.plan import example
 from ..contracts.contract import Axis, Contract
 from ..errors import ExportError, first_line
 from ..graphs.graph import Graph
+from ..graphs.modules import GraphModule
 from ..graphs.parameters import pruned, untied
 from ..quiet import is_quiet
 
@@ -23,7 +23,7 @@ from ..quiet import is_quiet
 def export_program(graph: Graph) -> ExportedProgram:
     """Trace ``graph`` at the contract's traced lengths, with every axis of the contract free.
 
-    The program takes its inputs by name, and holds the weights of the graph alone.
+    The program takes its inputs by name, or as the module says by position, and holds the weights of the graph alone.
 
     Raises:
         ExportError: where PyTorch cannot.
@@ -36,11 +36,11 @@ def export_program(graph: Graph) -> ExportedProgram:
     return trace(module, module.arguments(inputs), module.arguments(dims), f"the {contract.graph} graph")
 
 
-def trace(module: nn.Module, inputs: dict[str, Any], dims: dict[str, Any], what: str) -> ExportedProgram:
+def trace(module: GraphModule, inputs: dict[str, Any], dims: dict[str, Any], what: str) -> ExportedProgram:
     """``module`` as a program.
 
     Args:
-        module: takes ``inputs`` by name.
+        module: takes ``inputs``.
         inputs: tensors, or lists of them.
         dims: by input, which dimensions vary; see ``torch.export.export``.
         what: for the error.
@@ -49,16 +49,17 @@ def trace(module: nn.Module, inputs: dict[str, Any], dims: dict[str, Any], what:
         ExportError: where PyTorch cannot.
     """
     try:
-        # PyTorch prints all of its graph where it gives up.
+        # When PyTorch fails, it prints the whole graph.
         with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()) if is_quiet() else contextlib.nullcontext():
-            return torch.export.export(module, (), kwargs=inputs, dynamic_shapes=dims)
+            given, named = (tuple(inputs.values()), {}) if module.positional else ((), inputs)
+            return torch.export.export(module, given, kwargs=named, dynamic_shapes=dims)
     except Exception as error:
         limits = dict(re.findall(r"(\w+) = Dim\('\w+'[^)]*max=(\d+)", str(error)))
-        if limits:  # PyTorch says so in the last of many lines
+        if limits:  # PyTorch reports them in the last of many lines
             lengths = ", ".join(f'"{name}": {most}' for name, most in limits.items())
             raise ExportError(
                 f"PyTorch could not export {what}: the model takes no more than {lengths}",
-                f"say so in the contract: longest={{{lengths}}}",
+                f"write that in the contract: longest={{{lengths}}}",
             ) from error
         raise ExportError(
             f"PyTorch could not export {what}: {first_line(error)}", "run again with -v for the whole story"
@@ -66,7 +67,7 @@ def trace(module: nn.Module, inputs: dict[str, Any], dims: dict[str, Any], what:
 
 
 def _dynamic_shapes(contract: Contract) -> dict[str, dict[int, Any]]:
-    """By input and dimension; a minimum of 1 is said, or torch.export would take batches of 2 and more only."""
+    """For each input, the dimensions that vary. A minimum of 1 is given, or torch.export would require 2 or more."""
     dims = {name: Dim(name, min=axis.minimum, max=axis.maximum) for name, axis in contract.axes.items()}
     return {
         spec.name: {

@@ -1,8 +1,9 @@
-"""The text of a ``torch.export`` program, judged before PyTorch makes Python of it. No torch here.
+"""The check of the text of a ``torch.export`` program, before PyTorch turns it into Python. Imports no torch.
 
-``torch.export.load`` looks operators up by name in all of ``torch``, evaluates the expressions of sizes, and imports
-what the structure of inputs names; the loaded module compiles its guards and the names of its nodes. Planted there,
-code ran when it was tried. So each has its own narrow grammar here, which is what PyTorch writes for a model.
+``torch.export.load`` looks up operators by name in all of ``torch``, evaluates expressions of sizes, and imports the
+types that the structure of the inputs names; the loaded module compiles its guards and the names of its nodes. In a
+trial, code that was planted in each of these places ran. So each place has a narrow grammar here: what PyTorch writes
+for a model.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ OPERATOR = re.compile(
     r"|math\.(ceil|floor|trunc)|torch\.sym_(float|int|ite|max|min|not|sum)",
     re.ASCII,
 )
-# For people and tools; nothing reads them as code.
+# Text for people and tools; nothing runs it as code.
 FREE_METADATA = {"stack_trace", "nn_module_stack", "torch_fn"}
 FREE = {"as_string", "as_strings"}
 OPAQUE = {"custom_obj", "as_custom_obj"}
 STRUCTURES = {None, "builtins.tuple", "builtins.list", "builtins.dict"}
 
-# sympy's and torch's functions of sizes, and the table of inputs that guards look into.
+# Functions of sizes in sympy and torch.
 FUNCTIONS = re.compile(
     r"Symbol|Integer|Rational|Float|Add|Mul|Pow|Mod|PythonMod|FloorDiv|CleanDiv|CeilToInt|FloorToInt|TruncToInt|Abs|Max"
     r"|Min|Equality|Unequality|StrictLessThan|LessThan|StrictGreaterThan|GreaterThan|And|Or|Not"
@@ -54,7 +55,7 @@ _ALLOWED = (
 
 
 def problem_of_program(program: Any) -> str:
-    """What in a parsed ``models/model.json`` PyTorch must not be given, in words; empty if there is nothing."""
+    """What is dangerous in a parsed ``models/model.json``, in words; empty if nothing is."""
     for path, text in _strings(program):
         problem = _problem(path, text)
         if problem:
@@ -63,7 +64,7 @@ def problem_of_program(program: Any) -> str:
 
 
 def is_expression(text: str) -> bool:
-    """Whether ``text`` is arithmetic or a comparison of sizes: ``Mul(Integer(4), Symbol('s25'))``,
+    """Whether ``text`` is arithmetic on sizes or a comparison of sizes, as in ``Mul(Integer(4), Symbol('s25'))`` or
     ``L['src'].size()[0] == 2*s7``.
     """
     try:
@@ -75,6 +76,7 @@ def is_expression(text: str) -> bool:
 
 def _is_allowed(node: ast.AST) -> bool:
     if isinstance(node, ast.Name):
+        # L is the table of inputs in guards; s7 and the like are symbols of sizes.
         return bool(FUNCTIONS.fullmatch(node.id) or re.fullmatch(r"L|[a-z]+\d+", node.id, re.ASCII))
     if isinstance(node, ast.Constant):
         text = isinstance(node.value, str) and NAME.fullmatch(node.value)
@@ -89,7 +91,7 @@ def _is_allowed(node: ast.AST) -> bool:
 
 
 def _strings(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every text with the keys that lead to it; a key itself has ``<key>`` as the last."""
+    """All strings in ``value``, each with the keys on the way to it; for a key the last of these is ``<key>``."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield (*path, "<key>"), key
@@ -102,6 +104,7 @@ def _strings(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def _problem(path: tuple[str, ...], text: str) -> str:
+    """What is wrong with one string, in words; empty if nothing is."""
     last, before = path[-1] if path else "", path[-2] if len(path) > 1 else ""
     if last == "<key>" and text in OPAQUE:
         return "holds an object that is not a tensor"
@@ -119,7 +122,7 @@ def _problem(path: tuple[str, ...], text: str) -> str:
 
 
 def _is_structure(text: str) -> bool:
-    """Whether ``text`` is the structure of tensors in tuples, lists and dicts by name."""
+    """Whether ``text`` describes tensors in tuples, lists and dicts, and no other types."""
     try:
         _, root = json.loads(text)
         return _is_node(root)

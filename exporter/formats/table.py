@@ -1,8 +1,9 @@
-"""The formats that graphs are exported to, a row each. No torch here.
+"""The table of formats, one row for each. Imports no torch.
 
-A format's *exporter* is a module with ``export(graphs, name, folder, options)``, which writes a file, and
-``needs(graphs, name)``, the graphs that must have been written before. It is loaded when it is needed. How its files
-are run is in :mod:`mytx.exporter.runtimes.run`, how their weights are checked in :mod:`mytx.exporter.parity.weights`.
+The *exporter* of a format is a module with two functions: ``export(graphs, name, folder, options)`` writes a file, and
+``needs(graphs, name)`` names the graphs whose files must be written before. It is imported when it is needed. How files
+of a format are run is in :mod:`mytx.exporter.runtimes.run`; how their weights are checked is in
+:mod:`mytx.exporter.parity.weights`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ class Format:
     """A format.
 
     Attributes:
-        name: on the command line and in the manifest.
-        suffix: of its files.
-        exporter: the module of this package that writes its files.
-        graphs: those of mytx's models that it is made for.
-        custom: whether graphs of other models can be made in it.
-        flexible: whether masks can be left out.
-        runs_code: whether to open a file of it can run code that somebody put there.
+        name: the name on the command line and in the manifest.
+        suffix: the end of file names.
+        exporter: the module in this package that writes files.
+        graphs: graphs of models of :mod:`mytx.models` that can be exported to it.
+        custom: whether graphs of a user's own model can be exported to it.
+        flexible: whether masks are optional in its files.
+        runs_code: whether opening a file can run code that somebody put into it.
     """
 
     name: str
@@ -37,19 +38,19 @@ class Format:
     runs_code: bool = False
 
     def holds(self, contract: Contract) -> bool:
-        """Whether a graph can have a file in it."""
+        """Whether a graph with this contract can be exported to this format."""
         return self.custom if contract.custom else contract.graph in self.graphs
 
     def file(self, graph: str) -> str:
-        """The name of the file of a graph."""
+        """The name of a graph's file."""
         return graph + self.suffix
 
     def load_exporter(self) -> Any:
-        """The module that writes files."""
+        """The module that writes files, imported now."""
         return importlib.import_module(f".{self.exporter}", __package__)
 
 
-PLAIN = ("encoder", "decoder", "full")  # what has no search in it
+PLAIN = ("encoder", "decoder", "full")  # graphs without cache or search
 
 FORMATS = {
     row.name: row
@@ -70,12 +71,12 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What formats can be told.
+    """Options for writing files.
 
     Attributes:
-        opset: of ONNX files.
-        producer: what files say that they were made by.
-        verbose: let PyTorch's own messages through.
+        opset: the opset of ONNX files.
+        producer: the name and version of the program, as files state it.
+        verbose: show PyTorch's own messages.
     """
 
     opset: int = 18
@@ -84,7 +85,10 @@ class ExportOptions:
 
 
 def label(graph: str, format_name: str) -> str:
-    """The file of a graph, for people; the model itself has none. Without a format ``graph`` is none."""
+    """The name of a graph's file for reports, or ``<graph>, PyTorch`` for the model itself, which has no file.
+
+    If ``format_name`` is empty, ``graph`` names no graph and is returned unchanged.
+    """
     if format_name in FORMATS:
         return FORMATS[format_name].file(graph)
     return f"{graph}, PyTorch" if format_name else graph

@@ -1,9 +1,9 @@
-"""Archives that PyTorch opens by running what is in them: what is looked at before it may.
+"""The check of TorchScript and ``torch.export`` archives before PyTorch opens them, because opening them can run code.
 
-``torch.export.load`` unpickles, imports, and turns text of the file into Python that it evaluates; ``torch.jit.load``
-runs a program. So a file is opened only if it holds nothing but what ``torch.export.save`` and ``torch.jit.save`` of a
-model write. That keeps planted Python out. It makes no program honest: open only what comes from a source that you
-trust.
+``torch.export.load`` unpickles, imports, and turns text in the file into Python that it evaluates; ``torch.jit.load``
+runs a program. So a file is opened only if it contains just what ``torch.export.save`` or ``torch.jit.save`` writes for
+a model. That excludes planted Python code, but the program itself can still be malicious: open only files from a source
+that you trust.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.export.pt2_archive import PT2ArchiveReader
 from ..errors import BundleError, first_line
 from .program_text import problem_of_program
 
-EXTRA = "mytx.json"  # a record of ours: the contract
+EXTRA = "mytx.json"  # the record with the contract
 
 _OURS = (r"version", r"byteorder", r"\.data/(version|serialization_id)", rf"extra/{re.escape(EXTRA)}")
 SCRIPT_RECORDS = (*_OURS, r"data\.pkl", r"constants\.pkl", r"(data|constants)/\d+", r"code/[\w/]+\.py(\.debug_pkl)?")
@@ -36,21 +36,21 @@ PROGRAM_RECORDS = (
     r"data/weights/weight_\d+",
     r"data/constants/tensor_\d+",
 )
-# What torch.save writes into an archive, which is what the sample inputs are.
+# Records of an archive that torch.save writes: the sample inputs are one.
 PICKLE_RECORDS = (r"version", r"byteorder", r"\.\w+", r"\.data/serialization_id", r"data\.pkl", r"data/\d+")
 AGAIN = "copy or download it again"
-OTHER = "name a file of the format that is asked for"
+OTHER = "give a file in the right format"
 REFUSED = "do not open it in PyTorch either; export the model again"
 
 
 def check_script(path: Path) -> None:
     """Check that the file at ``path`` is an archive that ``torch.jit.save`` wrote.
 
-    TorchScript's own unpickler knows the types of TorchScript and no others, so no record of it can run Python. The
-    program itself can use the operators of PyTorch, among them some that read and write files.
+    TorchScript has its own unpickler, which only knows the types of TorchScript, so no record can run Python. The
+    program itself can use all operators of PyTorch, and some of these read and write files.
 
     Raises:
-        BundleError: where it is another file, is truncated, or holds a record that does not belong there.
+        BundleError: if it is another file, is truncated, or contains a record that does not belong there.
     """
     names = _names(path)
     if not {"data.pkl", "constants.pkl"} <= set(names) or not any(name.endswith(".py") for name in names):
@@ -59,13 +59,13 @@ def check_script(path: Path) -> None:
 
 
 def check_program(path: Path) -> None:
-    """Check that the file at ``path`` is an archive that ``torch.export.save`` wrote, and that nothing in it is Python.
+    """Check that the file at ``path`` is an archive that ``torch.export.save`` wrote, and contains no Python code.
 
-    That is: no record but those of one program, no pickle that asks for more than tensors, no operator but those of
-    ATen and arithmetic on sizes, no expression but sums, products and comparisons.
+    Allowed are the records of one program, pickles of tensors, the operators of ATen and arithmetic on sizes, and
+    expressions of sums, products and comparisons.
 
     Raises:
-        BundleError: where it is another file, is truncated, or holds anything else.
+        BundleError: if it is another file, is truncated, or contains anything else.
     """
     names = _names(path)
     if not {"archive_format", PROGRAM} <= set(names):
@@ -73,10 +73,10 @@ def check_program(path: Path) -> None:
     _check_names(path, names, PROGRAM_RECORDS, "torch.export.save")
     try:
         reader = PT2ArchiveReader(str(path))
-        # Two readers that see different files in one archive are how a check is led past what is loaded.
+        # In a crafted archive zipfile and PyTorch can see different files: the check would read other ones than load.
         same = sorted(reader.get_file_names()) == sorted(names)
         records = {name: reader.read_bytes(name) for name in (PROGRAM, SAMPLES, *CONFIGS.values()) if name in names}
-    except Exception as error:  # what a damaged archive makes of the reader is not to be foreseen
+    except Exception as error:  # a damaged archive can make the reader raise anything
         raise BundleError(f"{path} is truncated or damaged: {first_line(error)}", AGAIN) from error
     if not same:
         raise BundleError(f"{path} is two archives in one", REFUSED)
@@ -92,7 +92,7 @@ def check_program(path: Path) -> None:
 
 
 def read_record(path: Path, record: str) -> bytes | None:
-    """A record of the archive at ``path``; None where there is none of that name."""
+    """A record of the archive at ``path``; None if there is none with that name."""
     with zipfile.ZipFile(path) as archive:
         name = archive.namelist()[0].split("/")[0] + "/" + record
         return archive.read(name) if name in archive.namelist() else None
@@ -106,7 +106,7 @@ def _refuse(path: Path, record: str, problem: str) -> NoReturn:
 
 
 def _names(path: Path) -> list[str]:
-    """The records, without the folder that all of them are in."""
+    """The names of the records, without the folder that contains all of them."""
     try:
         with zipfile.ZipFile(path) as archive:
             whole = archive.namelist()
@@ -116,18 +116,18 @@ def _names(path: Path) -> list[str]:
         raise BundleError(f"{path} is not an archive of PyTorch, or is truncated", AGAIN) from error
     root = whole[0].split("/")[0] + "/" if whole else ""
     if not all(name.startswith(root) for name in whole):
-        return whole  # no archive of PyTorch's: those have one folder
+        return whole  # not written by PyTorch: its archives have one folder
     names = [name.removeprefix(root) for name in whole]
     seen: set[str] = set()
     for name in names:
-        if name.lower() in seen:  # PyTorch's reader does not mind the case
+        if name.lower() in seen:  # PyTorch's reader ignores case
             _refuse(path, repr(name), "stands there twice")
         seen.add(name.lower())
     return names
 
 
 def _kind(names: Iterable[str]) -> str:
-    """What an archive is, for people."""
+    """What kind of archive it is, in words."""
     names = set(names)
     if "constants.pkl" in names:
         return "a TorchScript archive"
@@ -151,7 +151,7 @@ def _parse(path: Path, record: str, content: bytes) -> Any:
 
 
 def _check_config(path: Path, record: str, config: Any, folder: str, kind: str, names: Iterable[str]) -> None:
-    """Every weight is raw numbers in a record of its own."""
+    """Check that each weight is a record of raw numbers, not a pickle."""
     entries = config.get("config") if isinstance(config, dict) else None
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
         raise BundleError(f"{path} is damaged: its record {record} lists no weights", AGAIN)
@@ -166,7 +166,7 @@ def _check_config(path: Path, record: str, config: Any, folder: str, kind: str, 
 
 
 def _check_pickle(path: Path, record: str, content: bytes) -> None:
-    """The record is what ``torch.save`` writes, and holds nothing but tensors in containers."""
+    """Check that the record is an archive of ``torch.save`` that contains only tensors in containers."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             inner = [name.partition("/")[2] for name in archive.namelist()]

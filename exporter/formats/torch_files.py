@@ -1,4 +1,4 @@
-"""What files of PyTorch have in common: the contract inside, and a check before they are opened."""
+"""What TorchScript and ``torch.export`` files have in common: the contract in the file, and opening after a check."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ..errors import BundleError, first_line
 from ..quiet import quiet
 from .torch_archive import AGAIN, EXTRA, read_record
 
-PREFIX = "model."  # of the weights' names: graph_modules wraps the model
+PREFIX = "model."  # of the weights' names: GraphModule holds the model as ``model``
 
 
 def describe_file(contract: Contract, producer: str) -> dict[str, str]:
-    """What a file says of itself, as ``extra_files``: ``mytx.json`` with its contract and what it was made by."""
+    """The ``extra_files`` of a file: ``mytx.json`` with the contract and the program that wrote it."""
     return {EXTRA: json.dumps({"producer": producer, "contract": contract.to_dict()}, indent=1)}
 
 
 def stored_contract(path: Path) -> Contract | None:
-    """The contract that the file at ``path`` says it has; None where it says nothing.
+    """The contract in the file at ``path``; None if it has none.
 
     Raises:
-        BundleError: where it cannot be read.
+        BundleError: if the contract cannot be read.
     """
     try:
         record = read_record(path, f"extra/{EXTRA}")
@@ -34,14 +34,14 @@ def stored_contract(path: Path) -> Contract | None:
 
 
 def open_checked(path: Path, check: Callable[[Path], None], read: Callable[[Path], Any]) -> Any:
-    """What ``read`` makes of the file at ``path``, which has passed ``check``.
+    """The result of ``read(path)``, after ``check(path)``.
 
     Raises:
-        BundleError: as ``check``, and where the file is damaged.
+        BundleError: if ``check`` raises it, or the file is damaged.
     """
     check(path)
     try:
         with quiet():
             return read(path)
-    except Exception as error:  # what a damaged file makes of the reader is not to be foreseen
+    except Exception as error:  # a damaged file can make the reader raise anything
         raise BundleError(f"{path} is damaged: {first_line(error)}", AGAIN) from error

@@ -1,11 +1,10 @@
-"""Graphs to TorchScript, for libtorch, and the check of such files: the only home of ``torch.jit``.
+"""Writing and loading TorchScript files, for libtorch.
 
-A graph is scripted, not traced: nothing of the example's shape is in the file, and masks can be left out. It is
-frozen, so that a file holds what its graph needs; parameters stay parameters under their names, so that ``.to(...)``
-works on the loaded module. TorchScript is deprecated in PyTorch, and still the only format that libtorch runs
-everywhere.
+A graph is scripted, not traced: the file has no shapes of an example in it, and masks are optional. It is frozen, so
+that the file contains only what its graph needs. Parameters stay parameters with their names, so that ``.to(...)``
+works on the loaded module. PyTorch has deprecated TorchScript, but libtorch runs no other format everywhere.
 
-To open a file is to run a program: open those that come from a source that you trust.
+Opening such a file runs a program: open only files from a source that you trust.
 """
 
 from __future__ import annotations
@@ -24,21 +23,20 @@ from .table import FORMATS, ExportOptions
 from .torch_archive import check_script
 from .torch_files import PREFIX, describe_file, open_checked
 
-# Source lines with the paths of the machine that the file was made on; nothing needs them.
-DEBUG = ".debug_pkl"
+DEBUG = ".debug_pkl"  # source lines with paths of the machine that made the file; nothing needs them
 
 
 def needs(graphs: Mapping[str, Graph], name: str) -> tuple[str, ...]:
-    """No graph is made of another."""
+    """The graphs whose files must be written before: none."""
     return ()
 
 
 def export(graphs: Mapping[str, Graph], name: str, folder: Path, options: ExportOptions) -> None:
-    """Write ``<name>.ts.pt`` to ``folder``, in evaluation mode. The model stays as it is.
+    """Write ``<name>.ts.pt`` to ``folder``, in evaluation mode. The model is not changed.
 
     Raises:
-        ExportError: where TorchScript cannot take the graph.
-        OSError: where the file cannot be written.
+        ExportError: if TorchScript cannot compile the graph.
+        OSError: if the file cannot be written.
     """
     graph = graphs[name]
     file = FORMATS["torchscript"].file(name)
@@ -70,7 +68,7 @@ def load(path: Path) -> torch.jit.ScriptModule:
     """The module in the file at ``path``, on the CPU.
 
     Raises:
-        BundleError: where it is no TorchScript, or is damaged.
+        BundleError: if it is no TorchScript archive, or is damaged.
     """
     module: torch.jit.ScriptModule = open_checked(path, check_script, partial(torch.jit.load, map_location="cpu"))
     return module

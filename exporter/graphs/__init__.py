@@ -1,5 +1,5 @@
-"""What is exported: for each graph of a model its contract and the module that computes it.
+"""Graphs: for each graph of a model its contract and the module that computes it.
 
-Our own models have their graphs in ``model_graphs`` and ``decode_graphs``; a user's model comes in through
-``user_code``, ``inferred`` and ``user_model``. Imports contracts and cases.
+``model_graphs`` and ``decode_graphs`` have the graphs of :mod:`mytx.models`; ``user_code``, ``inferred`` and
+``user_model`` import a user's own model and make its graphs. It imports ``contracts``, ``cases`` and torch.
 """

@@ -1,4 +1,4 @@
-"""The graphs that decode with a cache: a step, what comes before the first, and the whole search."""
+"""The graphs that decode with a KV cache: one step, the prefill before the first step, and the whole search."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Scopes = tuple[str, ...]
 def decode_graphs(
     model: TranslationModel | CoupletModel, source: Axis, encoder_scopes: Scopes, decoder_scopes: Scopes
 ) -> dict[str, Graph]:
-    """The graphs of a model with decoder layers that decode with a cache, by name.
+    """The graphs of ``model`` that decode with a KV cache, by name.
 
     Args:
-        model: whose they are.
-        source: the axis of the source.
-        encoder_scopes, decoder_scopes: prefixes of the state-dict names of the two halves.
+        model: a model with at least one decoder layer.
+        source: the axis of source positions.
+        encoder_scopes, decoder_scopes: prefixes of the state-dict names of the encoder's and the decoder's weights.
     """
     config = model.config
     ids = {"pad": config.pad_id, "bos": config.bos_id, "eos": config.eos_id}
@@ -66,7 +66,7 @@ def decode_graphs(
         TensorSpec("scores", "float32", found, "log-probability / (length with the end) ** length_penalty"),
     )
     return {
-        # The memory's keys and values come in: it has no use for the weights that make them.
+        # Keys and values of the memory are inputs, so the step needs no weights to compute them.
         "step": Graph(
             step, Step(model), decoder_scopes, without=(".multihead_attn.k_proj.", ".multihead_attn.v_proj.")
         ),
@@ -82,7 +82,7 @@ def decode_graphs(
 
 
 def cross_graph(step: Graph) -> Graph:
-    """From the memory to its keys and values: what prefill has between the encoder and the first ``step``."""
+    """The graph from the memory to its keys and values: the part of prefill between the encoder and the first step."""
     model = step.module.model
     source = replace(SOURCE, maximum=model.config.max_length)
     width = model.my_transformer.d_model
@@ -95,7 +95,15 @@ def cross_graph(step: Graph) -> Graph:
 def _caches(
     model: TranslationModel | CoupletModel, name: str, what: str, first: tuple[Axis | int, ...], length: Axis | int
 ) -> tuple[TensorSpec, ...]:
-    """``<name>_key_0``, ``<name>_value_0`` and so on for each layer; keys are transposed."""
+    """``<name>_key_0``, ``<name>_value_0`` and so on, a pair for each layer; keys are transposed.
+
+    Args:
+        model: the model.
+        name: first part of the names: ``cross``, ``past`` or ``present``.
+        what: of which positions, for the description.
+        first: the dimensions before the heads.
+        length: the dimension of positions.
+    """
     heads = model.my_transformer.nhead
     size = model.my_transformer.d_model // heads
     specs: list[TensorSpec] = []
@@ -107,7 +115,7 @@ def _caches(
 
 
 def _numbers(model: TranslationModel | CoupletModel) -> tuple[TensorSpec, ...]:
-    """What a search can be told; in the order of :class:`mytx.models.Generator`, and with its defaults."""
+    """The options of a search, in the order of :class:`mytx.models.Generator` and with its defaults."""
     positions, most = model.config.max_length, max(1, model.config.tgt_vocab_size // 2)
     rows = (
         ("max_length", "int64", min(DEFAULT_MAX_LENGTH, positions), positions, f"steps, 1 to {positions}"),

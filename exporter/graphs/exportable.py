@@ -1,4 +1,4 @@
-"""What is exported: one of our models, or one of a user's, with its graphs and what is written about it."""
+"""A model that can be exported: one of :mod:`mytx.models` or a user's own, with its graphs and its configuration."""
 
 from __future__ import annotations
 
@@ -22,25 +22,29 @@ from .user_model import custom_graphs
 
 
 @dataclass(frozen=True)
-class Subject:
+class Exportable:
     """A model that can be exported.
 
     Attributes:
-        model: in float32.
-        graphs: all that it has, by name.
-        config: written to ``config.json``; ``kind`` says what the model is.
-        assumed: what nobody said, for the report.
-        ours: whether it is one of :mod:`mytx.models`, which can be saved and built again from its configuration.
+        model: the model, in float32.
+        graphs: all its graphs, by name.
+        config: the content of ``config.json``; ``kind`` is the kind of model.
+        assumed: settings that neither the checkpoint nor the user gave, for the report.
+        custom: whether it is a user's own model. Any other can be built again from ``config``.
     """
 
     model: nn.Module
     graphs: dict[str, Graph]
     config: dict[str, Any]
     assumed: tuple[dict[str, Any], ...] = field(default=())
-    ours: bool = True
+    custom: bool = False
 
     def save(self, folder: Path) -> None:
-        """Write the model to ``folder``. Raises ``ValueError`` for weights that are not finite."""
+        """Write the weights to ``folder``, and the configuration of a model of :mod:`mytx.models`.
+
+        Raises:
+            ValueError: for weights that are not finite, by :func:`mytx.models.save_model`.
+        """
         if isinstance(self.model, Model):
             save_model(self.model, folder)
             return
@@ -49,52 +53,59 @@ class Subject:
         save_file(state, str(folder / "model.safetensors"))
 
     def tracing(self) -> AbstractContextManager[None]:
-        """What it must be run and exported in."""
-        return nullcontext() if self.ours else plain_torch()
+        """The context in which the model must be run and exported."""
+        return plain_torch() if self.custom else nullcontext()
 
 
-def subject_of(model: object, masks: str | None = None) -> Subject:
-    """One of our models, in float32.
+def as_exportable(model: object, masks: str | None = None) -> Exportable:
+    """``model`` as an :class:`Exportable`.
+
+    Args:
+        model: a float32 model of :mod:`mytx.models`, a bare ``MyTransformer``, or the result of :func:`custom_model`.
+        masks: for a bare model, as in :func:`~.model_graphs.graphs_of`.
 
     Raises:
-        OptionError: where it is none.
+        OptionError: for anything else.
     """
-    if isinstance(model, Subject):
+    if isinstance(model, Exportable):
         if masks is not None:
             raise OptionError("--masks is for a bare MyTransformer", "leave it out: the contract has the masks")
         return model
     if not isinstance(model, Model):
         raise OptionError(
             f"a {type(model).__name__} is none of the models that are known",
-            "save its state dict, load_checkpoint it; or give contracts: custom_model(model, graphs)",
+            "save its state dict and read it with load_checkpoint, or write contracts: custom_model(model, graphs)",
         )
     dtypes = {str(parameter.dtype) for parameter in model.parameters()} - {"torch.float32"}
     if dtypes:
         raise OptionError(f"the model has weights in {', '.join(sorted(dtypes))}", "call model.float() first")
     config = config_of(model)
-    return Subject(model, graphs_of(model, masks), config.to_dict(), tuple(asdict(item) for item in config.assumed))
+    return Exportable(model, graphs_of(model, masks), config.to_dict(), tuple(asdict(item) for item in config.assumed))
 
 
-def custom_model(model: nn.Module, graphs: Sequence[CustomGraph], *, source: str = "") -> Subject:
-    """A model of your own, with contracts made by :func:`mytx.exporter.contracts.graph`, for ``export_bundle``.
+def custom_model(model: nn.Module, graphs: Sequence[CustomGraph], *, source: str = "") -> Exportable:
+    """Your own model, with contracts made by :func:`mytx.exporter.contracts.graph`, for ``export_bundle``.
 
     Args:
-        model: in float32 and evaluation mode.
-        graphs: what is to become files.
-        source: ``package.module:build``, for the record.
+        model: a model in float32 and evaluation mode.
+        graphs: the graphs to export.
+        source: ``package.module:build``; it is written to ``config.json`` only.
 
     Raises:
-        OptionError: where a contract does not fit.
+        OptionError: if a contract does not fit the model.
     """
     methods = {item.contract.graph: item.method for item in graphs}
     config = {"kind": CUSTOM_KIND, "class": type(model).__name__, "source": source, "methods": methods}
-    return Subject(model, custom_graphs(model, graphs), config, ours=False)
+    return Exportable(model, custom_graphs(model, graphs), config, custom=True)
 
 
-def subject_again(model: nn.Module, config: dict[str, Any], contracts: Sequence[Contract]) -> Subject:
-    """What :func:`custom_model` gave, by the contracts and the configuration in a bundle. ``LookupError`` where these
-    do not fit each other.
+def restore_custom_model(model: nn.Module, config: dict[str, Any], contracts: Sequence[Contract]) -> Exportable:
+    """The result of :func:`custom_model` again, from the configuration and the contracts in a bundle.
+
+    Raises:
+        LookupError: if these two do not fit each other.
+        OptionError: if a contract does not fit the model.
     """
     methods = config["methods"]
     graphs = custom_graphs(model, [CustomGraph(item, methods[item.graph]) for item in contracts])
-    return Subject(model, graphs, config, ours=False)
+    return Exportable(model, graphs, config, custom=True)

@@ -1,4 +1,4 @@
-"""A graph of a model that is to be exported: its contract, and the module that computes it."""
+"""A graph: its contract, and the module that computes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..contracts.contract import PADDING_MEANING, Axis, Contract, TensorSpec
 from .modules import GraphModule
 from .parameters import named_tensors
 
-# Lengths at export: at least 2 and different, or torch.export takes one for another or for a constant.
+# Lengths at export: 2 or more, and all different, or torch.export makes them constants or merges them.
 BATCH = Axis("batch", traced=2)
 SOURCE = Axis("source", traced=7)
 TARGET = Axis("target", traced=5)
@@ -20,16 +20,16 @@ TARGET = Axis("target", traced=5)
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph to be exported.
+    """A graph of a model.
 
     Attributes:
-        contract: what it takes and gives.
-        module: computes it, eagerly; takes the inputs by name.
-        scopes: the parts of the model whose parameters and buffers it holds, by prefix of their state-dict names.
-        more: masks that the module takes as well, for formats in which an input can be left out.
-        without: parts of those names that it does not hold all the same.
-        scripted: makes what TorchScript is given instead of ``module``: its weights are fused before, not by the graph.
-        held: of a model that is not ours the names themselves; no part is left out of such a model.
+        contract: the inputs and outputs.
+        module: computes the graph eagerly; takes the inputs by name.
+        scopes: prefixes of the state-dict names of the weights (parameters and buffers) in the graph's file.
+        more: masks that only formats with optional inputs take, besides those in the contract.
+        without: a weight in ``scopes`` with one of these parts in its name is not in the file.
+        scripted: makes the module that TorchScript gets instead of ``module``. It fuses weights once, before scripting.
+        held: names of the weights in the file, for a user's own model; it replaces ``scopes`` and ``without``.
     """
 
     contract: Contract
@@ -47,7 +47,7 @@ class Graph:
 
     @property
     def flexible(self) -> Contract:
-        """The contract where every mask can be left out, in the order of the module's arguments."""
+        """The contract in which every mask is optional; inputs are in the order of the module's arguments."""
         specs = {spec.name: spec for spec in [*self.contract.inputs, *self.more]}
         names = [name for name in inspect.signature(self.module.forward).parameters if name in specs]
         masks = ("padding", "attention")
@@ -55,9 +55,9 @@ class Graph:
         return replace(self.contract, inputs=inputs)
 
     def weights(self) -> dict[str, Tensor]:
-        """The parameters and buffers that the graph holds, by state-dict name."""
+        """The parameters and buffers in the graph's file, by state-dict name."""
         model = self.module.model
-        if self.held:  # buffers that are not saved are in a file all the same
+        if self.held:  # may be a buffer that is not in the state dict: files contain those too
             return {name: tensor.detach() for name, tensor in named_tensors(model).items() if name in self.held}
         return {
             name: tensor
@@ -66,16 +66,20 @@ class Graph:
         }
 
     def compute(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """The outputs in the contract's order, for a tensor for each input; those that can be left out may miss."""
+        """The outputs in the contract's order.
+
+        Args:
+            inputs: a tensor for each input by name; optional ones may be missing.
+        """
         output = self.module(**self.module.arguments(inputs))
         return (output,) if isinstance(output, Tensor) else tuple(output)
 
 
 def ids_spec(name: str, axes: tuple[Axis | int, ...], limit: int, **more: object) -> TensorSpec:
-    """Ids below ``limit``."""
+    """A tensor of ids, 0 to ``limit - 1``."""
     return replace(TensorSpec(name, "int64", axes, f"ids, 0 to {limit - 1}", "ids", limit), **more)  # type: ignore[arg-type]
 
 
 def padding_spec(name: str, axes: tuple[Axis | int, ...], dtype: str = "bool") -> TensorSpec:
-    """A padding mask."""
+    """A padding mask, ``bool`` or ``float32``."""
     return TensorSpec(name, dtype, axes, PADDING_MEANING[dtype], "padding")

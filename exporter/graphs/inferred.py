@@ -1,8 +1,7 @@
-"""Contracts for models whose ``encode``, ``decode`` and ``forward`` take the usual arguments: none need be written.
+"""Contracts that are inferred, for models whose ``encode``, ``decode`` and ``forward`` have arguments with usual names.
 
-What an argument is, is known by its name; whether the batch comes first, how large a vocabulary is, how long an input
-may be and which dimensions an output has, by trying. The batch is the dimension whose entries do not depend on each
-other.
+The name of an argument tells what it is. The layout, the size of the vocabulary, the longest inputs and the dimensions
+of the output are found by running the model. The batch is the dimension whose entries do not depend on each other.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from ..contracts.declare import CustomGraph, attention, graph, ids, padding, val
 from ..errors import OptionError
 from .running import plain_torch
 from .user_code import FAILURES
-from .user_model import FORWARD, called
+from .user_model import FORWARD, method_of
 
 METHODS = {"encoder": "encode", "decoder": "decode", "full": FORWARD}
-# Each argument by the names that are in use, with what it is: of which side, and for a mask also of which other.
+# For each usual name the kind of the argument, and the axes of its positions: query and key for an attention mask.
 NAMES = {
     "src": ("ids", "source"),
     "tgt": ("ids", "target"),
@@ -47,21 +46,21 @@ ALIASES = {
 }  # fmt: skip
 WRITE_ONE = "write a contract, and give it with --contract"
 USUAL = f"the usual names are {', '.join(NAMES)}; otherwise {WRITE_ONE}"
-LONGEST = 512  # the longest that any plan tries, and so the longest that is promised
+LONGEST = 512  # the longest length in any plan; no longer one is promised
 Sizes = Mapping[str, int]
-# Different from each other: each dimension of an output is one of these or does not vary.
+# All lengths differ, so that a dimension of an output that has one of them in both runs is that axis.
 FIRST: Sizes = {"batch": 2, "source": 7, "target": 5}
 SECOND: Sizes = {"batch": 3, "source": 11, "target": 8}
 
 
 @dataclass(frozen=True)
-class Usual:
-    """A method with the usual arguments.
+class InferredMethod:
+    """A method whose arguments all have usual names.
 
     Attributes:
-        method: its name.
-        arguments: by its own name of each, the usual one.
-        batch_first: whether ids are ``[batch, length]``.
+        method: the method's name.
+        arguments: from the name of each argument to its name in :data:`NAMES`.
+        batch_first: whether ids are ``[batch, length]``, not ``[length, batch]``.
     """
 
     method: str
@@ -69,48 +68,49 @@ class Usual:
     batch_first: bool
 
     def axes(self, kind: Sequence[str]) -> list[str]:
-        """The dimensions of an argument of a kind in :data:`NAMES`."""
+        """The dimensions of an argument; ``kind`` is a value of :data:`NAMES`."""
         if kind[0] == "attention":
             return list(kind[1:])
         pair = ["batch", kind[1]]
         return pair if self.batch_first or kind[0] == "padding" else pair[::-1]
 
 
-def usual_graphs(model: nn.Module) -> list[CustomGraph]:
-    """The graphs of a model with the usual arguments, with contracts as they were found out.
+def infer_graphs(model: nn.Module) -> list[CustomGraph]:
+    """The graphs of a model whose arguments have usual names, with inferred contracts.
 
     Raises:
-        OptionError: where it has none, or it cannot be found out.
+        OptionError: if there is no such method, or a contract cannot be inferred.
     """
     present = {name: method for name, method in METHODS.items() if _has(model, method)}
     if not present:
         raise OptionError(f"{type(model).__name__} has no encode, decode or forward", WRITE_ONE)
     with plain_torch():
-        first = {name: usual(model, method) for name, method in present.items() if name != "decoder"}
+        first = {name: infer_method(model, method) for name, method in present.items() if name != "decoder"}
         encoder = first.get("encoder")
         width = _memory_width(model, encoder) if encoder else 0
-        found = first | ({"decoder": usual(model, "decode", width)} if "decoder" in present else {})
+        found = first | ({"decoder": infer_method(model, "decode", width)} if "decoder" in present else {})
         tables: dict[str, nn.Embedding] = {}
-        for each in found.values():  # before any graph: a decoder may take the source for its padding alone
+        # All methods before the first graph: a decoder may take source ids only for their padding, without embedding.
+        for each in found.values():
             tables |= _embeddings(model, each, width)
         return [_graph(model, name, found[name], width, tables) for name in METHODS if name in found]
 
 
-def usual(model: nn.Module, method: str, width: int = 0) -> Usual:
-    """What a method takes.
+def infer_method(model: nn.Module, method: str, width: int = 0) -> InferredMethod:
+    """The arguments of a method, and the layout of its ids.
 
     Args:
-        model: in evaluation mode.
+        model: a model in evaluation mode.
         method: ``encode``, ``decode`` or ``forward``.
-        width: of the memory, where it takes one.
+        width: the last dimension of the memory, if the method takes one.
 
     Raises:
-        OptionError: for arguments that are not usual, or where no layout of the ids works.
+        OptionError: if an argument has no usual name, or if the method works with no layout of the ids.
     """
     arguments = arguments_of(model, method)
     problems = []
     for batch_first in (False, True):
-        found = Usual(method, arguments, batch_first)
+        found = InferredMethod(method, arguments, batch_first)
         try:
             if _independent(model, found, width):
                 return found
@@ -124,12 +124,12 @@ def usual(model: nn.Module, method: str, width: int = 0) -> Usual:
     )
 
 
-def example_inputs(found: Usual, sizes: Sizes, width: int = 0) -> dict[str, Any]:
-    """Tensors for each argument, by its own name: ids, a memory of noise, masks that hide nothing."""
+def example_inputs(found: InferredMethod, sizes: Sizes, width: int = 0) -> dict[str, Any]:
+    """A tensor for each argument, by the argument's name: random ids, random memory, masks that hide nothing."""
     generator = torch.Generator().manual_seed(0)
     inputs: dict[str, Any] = {}
-    for name, plain in found.arguments.items():
-        kind = NAMES[plain]
+    for name, usual in found.arguments.items():
+        kind = NAMES[usual]
         shape = [sizes[axis] for axis in found.axes(kind)]
         if kind[0] == "ids":
             inputs[name] = torch.randint(2, shape, generator=generator)
@@ -140,7 +140,7 @@ def example_inputs(found: Usual, sizes: Sizes, width: int = 0) -> dict[str, Any]
     return inputs
 
 
-# --- finding out -----------------------------------------------------------------------------------------------------
+# --- inferring -------------------------------------------------------------------------------------------------------
 
 
 def _has(model: nn.Module, method: str) -> bool:
@@ -150,14 +150,18 @@ def _has(model: nn.Module, method: str) -> bool:
 
 
 def arguments_of(model: nn.Module, method: str) -> dict[str, str]:
-    """The arguments of a method by their own names, with the usual name of each; raises where one has none."""
-    target = called(model, method)
+    """From the name of each argument of a method to its name in :data:`NAMES`; others with a default are left out.
+
+    Raises:
+        OptionError: if an argument without a default has no usual name, or an argument that is needed is missing.
+    """
+    target = method_of(model, method)
     parameters = inspect.signature(target.forward if isinstance(target, nn.Module) else target).parameters
     found = {}
     for name, parameter in parameters.items():
-        plain = ALIASES.get(name, name)
-        if plain in NAMES:
-            found[name] = plain
+        usual = ALIASES.get(name, name)
+        if usual in NAMES:
+            found[name] = usual
         elif parameter.default is parameter.empty and parameter.kind not in (
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
@@ -169,44 +173,46 @@ def arguments_of(model: nn.Module, method: str) -> dict[str, str]:
     return found
 
 
-def _run(model: nn.Module, found: Usual, inputs: Mapping[str, Any]) -> Tensor:
+def _run(model: nn.Module, found: InferredMethod, inputs: Mapping[str, Any]) -> Tensor:
     with torch.inference_mode():
-        output = called(model, found.method)(**inputs)
+        output = method_of(model, found.method)(**inputs)
     if not isinstance(output, Tensor):
         raise OptionError(f"{found.method} gives a {type(output).__name__}, not one tensor", WRITE_ONE)
     return output
 
 
-def _independent(model: nn.Module, found: Usual, width: int) -> bool:
-    """Whether other ids in the first sentence leave the second one's output as it is."""
+def _independent(model: nn.Module, found: InferredMethod, width: int) -> bool:
+    """Whether other ids in the first sentence change its output, but not the output of the second."""
     inputs = example_inputs(found, FIRST, width)
     before = _run(model, found, inputs)
     axis = next((index for index, size in enumerate(before.shape) if size == FIRST["batch"]), None)
     if axis is None:
         return False
-    for name, plain in found.arguments.items():
-        if NAMES[plain][0] == "ids":
+    for name, usual in found.arguments.items():
+        if NAMES[usual][0] == "ids":
             (inputs[name] if found.batch_first else inputs[name].T)[0] ^= 1
     after = _run(model, found, inputs)
     kept = torch.allclose(before.select(axis, 1), after.select(axis, 1), rtol=1e-4, atol=1e-5)
     return kept and not torch.equal(before.select(axis, 0), after.select(axis, 0))
 
 
-def _memory_width(model: nn.Module, encoder: Usual) -> int:
+def _memory_width(model: nn.Module, encoder: InferredMethod) -> int:
     return _run(model, encoder, example_inputs(encoder, FIRST)).shape[-1]
 
 
-def _graph(model: nn.Module, name: str, found: Usual, width: int, tables: Mapping[str, nn.Embedding]) -> CustomGraph:
-    unknown = [own for own, plain in found.arguments.items() if NAMES[plain][0] == "ids" and plain not in tables]
+def _graph(
+    model: nn.Module, name: str, found: InferredMethod, width: int, tables: Mapping[str, nn.Embedding]
+) -> CustomGraph:
+    unknown = [own for own, usual in found.arguments.items() if NAMES[usual][0] == "ids" and usual not in tables]
     if unknown:
         raise OptionError(f"{unknown[0]} of {found.method} goes into no torch.nn.Embedding", WRITE_ONE)
     longest = {side: most for side in ("source", "target") if (most := _longest(model, found, side, width))}
     inputs: list[TensorSpec] = []
-    for argument, plain in found.arguments.items():
-        kind = NAMES[plain]
+    for argument, usual in found.arguments.items():
+        kind = NAMES[usual]
         axes = found.axes(kind)
         if kind[0] == "ids":
-            table = tables[plain]
+            table = tables[usual]
             inputs.append(ids(argument, axes, table.num_embeddings, pad=table.padding_idx))
         elif kind[0] == "memory":
             inputs.append(values(argument, [*axes, width]))
@@ -214,28 +220,29 @@ def _graph(model: nn.Module, name: str, found: Usual, width: int, tables: Mappin
             inputs.append((padding if kind[0] == "padding" else attention)(argument, axes))
     shapes = [_run(model, found, example_inputs(found, sizes, width)).shape for sizes in (FIRST, SECOND)]
     dims = [_dimension(first, second) for first, second in zip(*shapes, strict=True)]
-    rows = {tables[plain].num_embeddings for plain in found.arguments.values() if plain in tables}
+    rows = {tables[usual].num_embeddings for usual in found.arguments.values() if usual in tables}
     title = "memory" if name == "encoder" else "logits" if dims[-1] in rows else "output"
     return graph(name, found.method, inputs, [values(title, dims)], longest=longest)
 
 
 def _dimension(first: int, second: int) -> str | int:
+    """The axis whose lengths a dimension had in the two runs, or its length if it is no axis."""
     for name in FIRST:
         if (first, second) == (FIRST[name], SECOND[name]):
             return name
     return first
 
 
-def _embeddings(model: nn.Module, found: Usual, width: int) -> dict[str, nn.Embedding]:
-    """By usual name, the embedding that ids go into."""
+def _embeddings(model: nn.Module, found: InferredMethod, width: int) -> dict[str, nn.Embedding]:
+    """The embedding that ids go into, by the usual name of the ids."""
     inputs = example_inputs(found, FIRST, width)
-    tensors = {plain: inputs[name] for name, plain in found.arguments.items() if NAMES[plain][0] == "ids"}
+    tensors = {usual: inputs[name] for name, usual in found.arguments.items() if NAMES[usual][0] == "ids"}
     tables: dict[str, nn.Embedding] = {}
 
     def look(module: nn.Embedding, args: tuple[Any, ...], output: Any) -> None:
-        for plain, value in tensors.items():
+        for usual, value in tensors.items():
             if args and isinstance(args[0], Tensor) and args[0].data_ptr() == value.data_ptr():
-                tables[plain] = module
+                tables[usual] = module
 
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     handles = [module.register_forward_hook(look) for module in embeddings]
@@ -247,9 +254,9 @@ def _embeddings(model: nn.Module, found: Usual, width: int) -> dict[str, nn.Embe
     return tables
 
 
-def _longest(model: nn.Module, found: Usual, side: str, width: int) -> int | None:
-    """The longest input of a side that the model takes, as far as that is tried; None where it has no such side."""
-    if side not in {axis for plain in found.arguments.values() for axis in NAMES[plain][1:]}:
+def _longest(model: nn.Module, found: InferredMethod, side: str, width: int) -> int | None:
+    """The longest ``source`` or ``target`` that the model takes, up to :data:`LONGEST`; None without such an axis."""
+    if side not in {axis for usual in found.arguments.values() for axis in NAMES[usual][1:]}:
         return None
 
     def works(length: int) -> bool:
@@ -259,7 +266,7 @@ def _longest(model: nn.Module, found: Usual, side: str, width: int) -> int | Non
             return False
         return True
 
-    low, high = FIRST[side], LONGEST + 1  # works, does not
+    low, high = FIRST[side], LONGEST + 1  # low works, high does not
     if works(LONGEST):
         return LONGEST
     while high - low > 1:

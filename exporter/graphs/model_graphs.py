@@ -1,4 +1,4 @@
-"""From a model to the graphs that it has: for each a contract and a module that takes and gives plain tensors."""
+"""The graphs of :mod:`mytx.models` and of a bare ``MyTransformer``, with their contracts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .graph import BATCH, SOURCE, TARGET, Graph, ids_spec, padding_spec
 from .modules import Bare, BareDecode, BareEncode, Classify, Decode, Encode, GraphModule, Translate
 
 DEFAULT_MASKS = "tgt_mask,src_key_padding_mask,tgt_key_padding_mask,memory_key_padding_mask"
-# The seed's mask arguments in its order, with the axes of the query and the key, or of the batch and the key.
+# Mask arguments in the order of MyTransformer.forward, with their axes: query and key, or batch and key.
 MASK_AXES = {
     "src_mask": (SOURCE, SOURCE),
     "tgt_mask": (TARGET, TARGET),
@@ -29,15 +29,16 @@ DECODER_MASKS = ("tgt_mask", "memory_mask", "tgt_key_padding_mask", "memory_key_
 
 
 def graphs_of(model: Model, masks: str | None = None) -> dict[str, Graph]:
-    """The graphs that ``model`` has, by name.
+    """The graphs of ``model``, by name.
 
     Args:
         model: a task model or a bare ``MyTransformer``.
-        masks: for a bare model, its mask inputs: a comma list of the seed's mask arguments, each optionally
-            ``:bool``, ``:float`` or ``:3d``. None is :data:`DEFAULT_MASKS`.
+        masks: for a bare model, the masks that its graphs take: names of arguments of ``MyTransformer.forward``,
+            separated by commas, each optionally with ``:bool``, ``:float`` or ``:3d``. None means
+            :data:`DEFAULT_MASKS`.
 
     Raises:
-        OptionError: for masks that do not exist, or on a model that has none.
+        OptionError: for a mask that does not exist, or for masks of a model on ids.
     """
     if not isinstance(model, MyTransformer) and masks is not None:
         raise OptionError("--masks is for a bare MyTransformer: a model on ids builds its masks inside", "leave it out")
@@ -49,7 +50,7 @@ def graphs_of(model: Model, masks: str | None = None) -> dict[str, Graph]:
     else:
         graphs = _sequence_graphs(model)
         layers = model.config.transformer.num_decoder_layers
-    # Without decoder layers nothing reads the memory: the encoder is all that there is to export.
+    # Without decoder layers nothing reads the memory, so only the encoder can be exported.
     return graphs if layers else {"encoder": graphs["encoder"]}
 
 
@@ -57,7 +58,7 @@ def graphs_of(model: Model, masks: str | None = None) -> dict[str, Graph]:
 
 
 def _token_axes(config: ModelConfig) -> tuple[Axis, Axis]:
-    """Source and target, bounded by the positions."""
+    """The axes of source and target; the number of positions is the longest length."""
     for axis in (SOURCE, TARGET):
         if config.max_length <= axis.traced:
             raise OptionError(
@@ -115,7 +116,7 @@ def _classification_graphs(model: ClassificationModel) -> dict[str, Graph]:
     logits = TensorSpec("logits", "float32", (BATCH, config.num_classification), "scores of the classes")
     scopes = ("src_token_embedding.", "pos_embedding.", "encoder.")
     ids = {"pad": config.pad_id}
-    # Upstream's pooling counts padding in, so there what stands behind it does matter.
+    # Upstream's pooling includes padding, so there the values at padding change the result.
     pooled = src if model.skip_padding else replace(src, hidden_by=())
     return {
         "encoder": Graph(Contract("encoder", (src, padding), (memory,), "batch first", ids), Encode(model), scopes),
@@ -133,11 +134,11 @@ def _classification_graphs(model: ClassificationModel) -> dict[str, Graph]:
 def parse_masks(text: str) -> dict[str, str]:
     """``tgt_mask:3d,src_key_padding_mask`` -> ``{"tgt_mask": "3d", "src_key_padding_mask": "bool"}``.
 
-    A padding mask is bool unless it says ``:float``; an attention mask is float, 2-D, unless it says ``:bool`` or
-    ``:3d`` (float, a matrix for each sentence and head).
+    The default is bool for a padding mask, and 2-D float for an attention mask; ``:3d`` is float with a matrix for each
+    sentence and head.
 
     Raises:
-        OptionError: for a name or kind that does not exist, or a name that stands twice.
+        OptionError: for a name or kind that does not exist, or a name that is given twice.
     """
     kinds: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -156,7 +157,7 @@ def parse_masks(text: str) -> dict[str, str]:
 
 
 def masks_of(contracts: Iterable[Contract]) -> str:
-    """What :func:`graphs_of` must be told to give graphs of these contracts again."""
+    """The argument ``masks`` with which :func:`graphs_of` gives graphs with these contracts."""
     kinds: dict[str, str] = {}
     for contract in contracts:
         for spec in contract.inputs:
@@ -183,7 +184,7 @@ def _bare_graphs(model: MyTransformer, masks: dict[str, str]) -> dict[str, Graph
     specs = {name: _mask(name, masks.get(name, DEFAULT_KINDS[name]), model.nhead) for name in MASK_AXES}
 
     def hidden(spec: TensorSpec, *by: str) -> TensorSpec:
-        """Hidden by all of ``by``, if the graph takes them; the future by the target's mask."""
+        """``spec``, hidden by the masks ``by`` if all are inputs; in the target also later positions by its mask."""
         future = "tgt_mask" if spec is tgt and "tgt_mask" in masks else ""
         return replace(spec, hidden_by=by if set(by) <= set(masks) else (), future=future)
 

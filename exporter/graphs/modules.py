@@ -1,12 +1,12 @@
-"""A model behind one function of tensors with the contract's names: what eager runs, exporters and TorchScript share.
+"""The module that computes each graph: its ``forward`` takes tensors with the names in the contract.
 
-Every mask may be left out here; a contract says which of them a file takes.
+Eager runs and all exporters use these modules. Every mask is optional here; a contract lists those that a file takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from ...models import CachedDecoder, Generator
 from ...models.search import SourceEncoder
 
-CACHES = ("cross", "past")  # what a list of tensors goes in by: cross_key_0, cross_value_0, cross_key_1 and so on
+CACHES = ("cross", "past")  # arguments that are lists of tensors: cross_key_0, cross_value_0, cross_key_1 and so on
 
 
 def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs by name as a module's arguments: those of keys and values together as lists, in the order given."""
+    """From inputs by name to a module's arguments: keys and values of a cache become one list, in the given order."""
     given: dict[str, Any] = {}
     for name, value in inputs.items():
         cache = name.partition("_")[0]
@@ -30,19 +30,25 @@ def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class GraphModule(nn.Module):
-    """What all have in common: the model, as ``model``, so that its names are the state dict's after ``model.``."""
+    """The base class. It holds the model as ``model``: the name of a weight is ``model.`` and its state-dict name.
+
+    Attributes:
+        positional: whether a program made of it takes its inputs by position, not by name.
+    """
+
+    positional: ClassVar[bool] = False
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def arguments(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Inputs by name as what ``forward`` takes."""
+        """From inputs by name to the arguments of ``forward``."""
         return arguments(inputs)
 
 
 class Encode(GraphModule):
-    """Ids to memory, batch first."""
+    """From source ids to the memory, batch first."""
 
     def forward(self, src: Tensor, src_key_padding_mask: Tensor | None = None) -> Tensor:
         """As the model's ``encode``."""
@@ -50,7 +56,7 @@ class Encode(GraphModule):
 
 
 class Decode(GraphModule):
-    """Ids and memory to logits, batch first."""
+    """From target ids and the memory to logits, batch first."""
 
     def forward(
         self,
@@ -64,7 +70,7 @@ class Decode(GraphModule):
 
 
 class Translate(GraphModule):
-    """Source and target ids to logits, batch first."""
+    """From source and target ids to logits, batch first."""
 
     def forward(
         self,
@@ -78,7 +84,7 @@ class Translate(GraphModule):
 
 
 class Classify(GraphModule):
-    """Ids to the scores of classes, batch first."""
+    """From ids to the scores of the classes, batch first."""
 
     def forward(self, src: Tensor, src_key_padding_mask: Tensor | None = None) -> Tensor:
         """As the model's ``forward``."""
@@ -138,12 +144,12 @@ class Bare(GraphModule):
         )
 
 
-# The weights of what follows are fused when it runs, so that a file holds them as the model does, and the reference
-# and the noise are those of the model's weights as they are at that time.
+# The modules below fuse weights each time they run, not once when they are made. So files contain the model's own
+# weights, and float64 references and noise are computed with the weights that the model has at that time.
 
 
 class Cross(GraphModule):
-    """Memory to its keys and values."""
+    """From the memory to its keys and values in each layer."""
 
     def forward(self, memory: Tensor, src_key_padding_mask: Tensor) -> list[Tensor]:
         """As :meth:`mytx.models.CachedDecoder.cross`."""
@@ -151,18 +157,18 @@ class Cross(GraphModule):
 
 
 class Step(GraphModule):
-    """One cached step, with a dimension for the hypotheses of a sentence: no dimension is a product of two."""
+    """One cached step. Sentences and their hypotheses are two dimensions, never one of ``N * B``."""
 
     def forward(
         self, tgt: Tensor, src_key_padding_mask: Tensor, cross: list[Tensor], past: list[Tensor]
     ) -> list[Tensor]:
-        """``tgt [N, B]``, ``past [N, B, H, ., .]`` -> logits ``[N, B, V]`` and the grown past."""
+        """``tgt [N, B]``, ``past [N, B, H, ., .]`` -> logits ``[N, B, V]`` and the past with the new position."""
         logits, grown = CachedDecoder(self.model).step(tgt, past, cross, src_key_padding_mask)
         return [logits.view(cross[0].size(0), -1, logits.size(1)), *grown]
 
 
 class Prefill(GraphModule):
-    """From the source to all that the second step needs."""
+    """From the source to the result of the first step, with all caches that the next step needs."""
 
     def forward(self, src: Tensor, src_key_padding_mask: Tensor) -> list[Tensor]:
         """``src [N, S]`` -> logits ``[N, 1, V]``, keys and values of the memory, and the past of the start id."""
@@ -174,7 +180,9 @@ class Prefill(GraphModule):
 
 
 class Search(GraphModule):
-    """Ids to ids; without ``num_beams`` by greedy search. Numbers that are out of range are brought into it."""
+    """A whole search, from source ids to target ids; greedy without ``num_beams``. Numbers out of range are replaced
+    by the nearest ones in range.
+    """
 
     def forward(
         self,

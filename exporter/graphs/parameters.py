@@ -1,4 +1,4 @@
-"""The parameters of a model: by all their names, without the parts that a graph does not need, one for each name."""
+"""A model's parameters and buffers by name; copies of a model without unused parts, or without tied parameters."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch import Tensor, nn
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of ``model`` by all their names, also those that are not saved."""
+    """The parameters and buffers of ``model`` by all their names, including buffers that are not in the state dict."""
     parameters, buffers = (named(remove_duplicate=False) for named in (model.named_parameters, model.named_buffers))
     return {**dict(parameters), **dict(buffers)}
 
 
 def pruned(model: nn.Module, scopes: tuple[str, ...], prefix: str = "") -> nn.Module:
-    """``model`` without the parts outside of ``scopes``, sharing the parameters of those that stay.
+    """A copy of ``model`` without the submodules outside of ``scopes``. It shares the parameters with ``model``.
 
     Args:
-        model: any module; it stays as it is.
+        model: any module; it is not changed.
         scopes: prefixes of state-dict names; empty keeps all.
-        prefix: of the names in ``model`` itself.
+        prefix: the prefix of names in ``model``, if it is itself a submodule.
     """
     if not scopes or prefix.startswith(scopes):
         return model
@@ -33,9 +33,9 @@ def pruned(model: nn.Module, scopes: tuple[str, ...], prefix: str = "") -> nn.Mo
 
 
 def untied(model: nn.Module) -> nn.Module:
-    """``model`` with a parameter for each name, where names share one: tracing would keep one name of them.
+    """A copy of ``model`` with a separate parameter for each name. If names share a parameter, tracing keeps only one.
 
-    The parameters' memory stays the same, and so does ``model``.
+    The new parameters share their memory with the old ones; ``model`` is not changed.
     """
     named = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
     if len({id(parameter) for parameter in named}) == len(named):

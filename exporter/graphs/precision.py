@@ -1,4 +1,4 @@
-"""A model in float64 for a while, and what it makes meanwhile."""
+"""Context managers that run a model in float64, including the tensors that it creates."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch.overrides import TorchFunctionMode
 
 @contextmanager
 def in_float64(model: nn.Module) -> Iterator[None]:
-    """Within the block the weights and buffers of ``model`` are in float64, afterwards in float32 again: both exact.
+    """Inside the block, parameters and buffers of ``model`` are in float64; afterwards in float32, with equal values.
 
-    Unlike ``model.double()`` and back it never needs much more memory than for the weights in float64, also where one
-    of them is much of the model: that one is converted while the others are small. Those that share their memory do so
-    in the block and afterwards.
+    It needs little more memory than the weights in float64, even if one weight is most of the model: the largest are
+    converted first and converted back last, while all others are in float32. ``model.double()`` needs more. Tensors
+    that share memory do so inside the block and afterwards.
     """
-    every: dict[tuple[object, ...], list[Tensor]] = {}
+    groups: dict[tuple[object, ...], list[Tensor]] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.is_floating_point():
-            every.setdefault(memory_of(tensor), []).append(tensor)
-    tensors = sorted(every.values(), key=lambda same: same[0].numel(), reverse=True)
+            groups.setdefault(memory_of(tensor), []).append(tensor)
+    tensors = sorted(groups.values(), key=lambda same: same[0].numel(), reverse=True)
 
     def convert(same: list[Tensor], dtype: torch.dtype) -> None:
         data = same[0].data.to(dtype)
@@ -41,13 +41,13 @@ def in_float64(model: nn.Module) -> Iterator[None]:
 
 
 def memory_of(tensor: Tensor) -> tuple[object, ...]:
-    """Equal for tensors that are the same values in the same memory."""
+    """A key that is equal for tensors with the same values in the same memory."""
     return (tensor.data_ptr() if tensor.numel() else id(tensor), tensor.shape, tensor.stride())
 
 
 @contextmanager
-def made_alike(model: nn.Module) -> Iterator[None]:
-    """Within the block the tensors that ``model`` makes without a dtype, masks say, are in the dtype of its weights."""
+def default_dtype_of(model: nn.Module) -> Iterator[None]:
+    """Inside the block, tensors that ``model`` creates without a dtype, such as masks, get the dtype of its weights."""
     dtype = next(
         (tensor.dtype for tensor in [*model.parameters(), *model.buffers()] if tensor.is_floating_point()), None
     )
@@ -57,15 +57,15 @@ def made_alike(model: nn.Module) -> Iterator[None]:
         return
     torch.set_default_dtype(dtype)
     try:
-        with _MasksAlike():
+        with _MasksInQueryDtype():
             yield
     finally:
         torch.set_default_dtype(before)
 
 
-class _MasksAlike(TorchFunctionMode):
-    """Attention masks in the dtype of the query. PyTorch 2.13 computes nonsense, without an error, where a float32 mask
-    meets a float64 query of 16 positions or more.
+class _MasksInQueryDtype(TorchFunctionMode):
+    """Converts attention masks to the dtype of the query. For a float32 mask and a float64 query of 16 positions or
+    more, PyTorch 2.13 gives wrong values without an error.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Running a model that is not ours: as it is written, without a trace in it or in what it is given."""
+"""Running a user's own model, so that neither the model nor its inputs are changed afterwards."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.nn.modules import transformer as torch_transformer
 from ..cases.case import Array
 from ..errors import OptionError, first_line
 from .graph import Graph
-from .precision import made_alike
+from .precision import default_dtype_of
 from .user_code import users_code
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; each module's own mode afterwards."""
+    """Inside the block, ``model`` is in evaluation mode; afterwards each module is in its old mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -30,7 +30,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[Callable[[], str]]:
-    """The buffers as they were, afterwards; gives what tells the name of one that has changed, if any has."""
+    """Restores the buffers of ``model`` after the block.
+
+    Yields:
+        A function that returns the name of a buffer that has changed, or an empty string.
+    """
     before = {name: (tensor, tensor.detach().clone()) for name, tensor in model.named_buffers()}
 
     def changed() -> str:
@@ -45,16 +49,16 @@ def kept_buffers(model: nn.Module) -> Iterator[Callable[[], str]]:
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """``torch.nn.Transformer`` as it is written down: no fused kernels, which cannot be exported, and no look whether a
-    mask is causal, which cannot be traced. Masks are applied as they are given all the same.
+    """Inside the block, ``torch.nn.Transformer`` uses no fused kernels, which cannot be exported, and does not look
+    whether a mask is causal, which cannot be traced. Masks are still applied.
     """
     fast, detect = torch.backends.mha.get_fastpath_enabled(), torch_transformer._detect_is_causal_mask
 
-    def as_said(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    def trust_caller(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
         return bool(is_causal)
 
     torch.backends.mha.set_fastpath_enabled(False)
-    torch_transformer._detect_is_causal_mask = as_said
+    torch_transformer._detect_is_causal_mask = trust_caller
     try:
         with users_code():
             yield
@@ -66,37 +70,37 @@ def plain_torch() -> Iterator[None]:
 def run_model(
     graph: Graph, inputs: Mapping[str, Array], prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor
 ) -> tuple[Tensor, ...]:
-    """The outputs of a user's model. What it raises is the user's to mend, and what it writes to is a copy.
+    """The outputs of a graph of a user's own model. The model gets copies of the inputs.
 
     Args:
-        graph: of the model, which may be in float64.
-        inputs: by name.
-        prepare: sees the float inputs.
+        graph: the graph; its model may be in float64.
+        inputs: arrays by name.
+        prepare: applied to the inputs with floats.
 
     Raises:
-        OptionError: where it fails.
+        OptionError: if the model raises an error.
     """
     tensors = _tensors({name: array.copy() for name, array in inputs.items()}, prepare)
     exact = any(tensor.dtype == torch.float64 for tensor in graph.module.model.parameters())
     try:
-        with torch.inference_mode(), made_alike(graph.module.model):
+        with torch.inference_mode(), default_dtype_of(graph.module.model):
             outputs = graph.compute(tensors)
-            # A weight that is handed out as it is would want a gradient.
+            # If an output is a weight itself, it requires a gradient, and numpy() would fail.
             return tuple(value.detach() if isinstance(value, Tensor) else value for value in outputs)
     except (Exception, SystemExit) as error:
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
         raise OptionError(
             f"graph {graph.name}: the model fails{' in float64' if exact else ''} on {shapes}: {first_line(error)}",
-            "does it make tensors of a fixed dtype, .float() say?"
+            "does it create tensors with a fixed dtype, with .float() for example?"
             if exact
-            else "mend the dimensions in the contract, or say with longest= what the model can take; -v shows it all",
+            else "correct the dimensions in the contract, or give the longest lengths with longest=; -v shows details",
         ) from error
 
 
 def run_graph(
     graph: Graph, inputs: Mapping[str, Array], prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor
 ) -> tuple[Tensor, ...]:
-    """The outputs of a graph of any model; see :func:`run_model`."""
+    """The outputs of a graph of any model; arguments as for :func:`run_model`."""
     if graph.contract.custom:
         return run_model(graph, inputs, prepare)
     with torch.inference_mode():
@@ -109,5 +113,5 @@ def _tensors(inputs: Mapping[str, Array], prepare: Callable[[Tensor], Tensor]) -
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, NaN to NaN."""
+    """Whether two tensors have the same shape and equal values; NaN equals NaN."""
     return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

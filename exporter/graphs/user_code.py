@@ -1,4 +1,4 @@
-"""``package.module:build``: a user's own code, and the checkpoint that goes into what it makes."""
+"""Importing and calling a user's own code (``package.module:build``), and loading a checkpoint into its model."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ...models.parts import listed
-from ...models.reading import read_file
-from ...models.unwrapping import plain_names, unwrap
+from ...models.checkpoints.files import read_file
+from ...models.checkpoints.ledger import listed
+from ...models.checkpoints.state_dict import plain_names, unwrap
+from ...models.checkpoints.values import bad_weights
 from ..contracts.contract import Contract
 from ..contracts.declare import CustomGraph
-from ..errors import OptionError, first_line
+from ..errors import CheckpointError, OptionError, first_line
 from .parameters import named_tensors
 
 PLACE = re.compile(r"(?P<module>[\w.]+):(?P<name>[\w.]+)")
-FAILURES = (Exception, SystemExit)  # sys.exit in a user's code is no way for us to end
+FAILURES = (Exception, SystemExit)  # sys.exit in the user's code must not end this program
 
 
 def make_module(place: str) -> nn.Module:
-    """The module that ``package.module:build`` makes, or is, in float32 and evaluation mode, on the CPU.
+    """The module that ``package.module:build`` returns, or is, in float32 and evaluation mode, on the CPU.
 
-    The current folder is looked in as well, as by ``python -m``.
+    Modules are also found in the current folder, as with ``python -m``.
 
     Raises:
-        OptionError: where there is no such function, it fails, or gives something else.
+        OptionError: if there is no such function, if it fails, or if it returns anything else.
     """
     match = PLACE.fullmatch(place)
     if match is None:
@@ -48,26 +49,26 @@ def make_module(place: str) -> nn.Module:
         if not isinstance(found, nn.Module):
             if not callable(found):
                 raise OptionError(f"{place} is a {type(found).__name__}", "name a function that makes the model")
-            with _told(place, "it is called without arguments; -v shows the whole story"):
+            with _explained(place, "it is called without arguments; -v shows the traceback"):
                 found = found()
     if not isinstance(found, nn.Module):
         raise OptionError(f"{place} gave a {type(found).__name__}", "it must give a torch.nn.Module")
     check_float32(found)
-    with users_code(), _told(f"{place}: eval() of the model", "mend it"):
+    with users_code(), _explained(f"{place}: eval() of the model", "correct it"):
         found.eval()
     return found
 
 
 def check_float32(module: nn.Module) -> None:
-    """Check that all weights of ``module`` are there, dense, in float32 and on the CPU, and that it is Python's own.
+    """Check that ``module`` is not scripted, and that its weights are dense, in float32 and on the CPU.
 
     Raises:
-        OptionError: where they are not.
+        OptionError: if it is not.
     """
     bases = {base.__module__ for part in module.modules() for base in type(part).__mro__}
     if any(name.startswith("torch.jit") for name in bases):
         raise OptionError(f"{type(module).__name__} is scripted", "give the module that it was made from")
-    with _told("state_dict() of the model", "mend it"):
+    with _explained("state_dict() of the model", "correct it"):
         state = module.state_dict()
     if strange := [name for name, value in state.items() if not isinstance(value, Tensor)]:
         raise OptionError(
@@ -86,16 +87,18 @@ def check_float32(module: nn.Module) -> None:
 
 
 def load_weights(module: nn.Module, checkpoint: Path, place: str) -> None:
-    """Put the tensors of ``checkpoint`` into ``module``: every one of them, and into every place.
+    """Load the tensors of ``checkpoint`` into ``module``. Their names must be exactly those of its state dict.
 
-    What wrappers add to names (``module.``, ``_orig_mod.``) is taken off; nothing in the file is executed.
+    Prefixes that wrappers add to names (``module.``, ``_orig_mod.``) are removed. No code in the file is executed.
+    Buffers may hold any values, such as a mask of -inf. Parameters must be finite floats: PyTorch would convert
+    anything else.
 
     Raises:
-        CheckpointError: where it cannot be read.
-        OptionError: where its tensors are not the module's.
+        CheckpointError: if it cannot be read, or a parameter is not of finite floats.
+        OptionError: if names or shapes differ from the module's.
     """
     state = module.state_dict()
-    wanted = dict(zip(plain_names(state), state, strict=True))  # a module may itself have a part called "module"
+    wanted = dict(zip(plain_names(state), state, strict=True))  # the model itself may have a submodule called "module"
     found = unwrap(read_file(checkpoint)).tensors
     missing, surplus = [name for name in wanted if name not in found], [name for name in found if name not in wanted]
     if missing or surplus:
@@ -106,14 +109,19 @@ def load_weights(module: nn.Module, checkpoint: Path, place: str) -> None:
         if found[name].shape != state[ours].shape:
             shapes = f"{list(found[name].shape)} in {checkpoint}, {list(state[ours].shape)} in {place}"
             raise OptionError(f"{name} is {shapes}", "build the model with the sizes that it was trained with")
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    floats = [name for name, ours in wanted.items() if ours in parameters and parameters[ours].is_floating_point()]
+    if bad := bad_weights({name: found[name] for name in floats}):
+        reasons = listed([f"{item.tensor} ({item.reason})" for item in bad], "weight")
+        raise CheckpointError(f"{checkpoint} cannot be exported: {reasons}", bad[0].hint)
     module.load_state_dict({wanted[name]: tensor for name, tensor in found.items()})
 
 
 def read_contract(path: Path, module: nn.Module) -> list[CustomGraph]:
-    """The graphs in a contract: ``GRAPHS``, or what ``graphs(model)`` gives. The file is run.
+    """The graphs in a contract file: its list ``GRAPHS``, or the result of its ``graphs(model)``. The file is executed.
 
     Raises:
-        OptionError: where there are none.
+        OptionError: if the file fails, or has no graphs.
     """
     if not path.is_file():
         raise OptionError(f"{path}: no such file", "check the path of the contract")
@@ -122,11 +130,11 @@ def read_contract(path: Path, module: nn.Module) -> list[CustomGraph]:
         try:
             names = runpy.run_path(str(path))
             found = names["GRAPHS"] if "GRAPHS" in names else names["graphs"](module) if "graphs" in names else None
-        except OptionError:  # of mytx.exporter.contracts, which says more
+        except OptionError:  # raised by mytx.exporter.contracts: its message is better than ours
             raise
         except FAILURES as error:
             raise OptionError(
-                f"{path} raised {type(error).__name__}: {first_line(error)}", "-v shows the whole story"
+                f"{path} raised {type(error).__name__}: {first_line(error)}", "-v shows the traceback"
             ) from error
     graphs = found if isinstance(found, (list, tuple)) else []
     if not graphs or not all(isinstance(item, CustomGraph) for item in graphs):
@@ -135,7 +143,7 @@ def read_contract(path: Path, module: nn.Module) -> list[CustomGraph]:
 
 
 def signature_of(contract: Contract) -> str:
-    """A contract in a line: ``src [source, batch], src_mask [source, source] -> memory [source, batch, 64]``."""
+    """A contract in one line: ``src [source, batch], src_mask [source, source] -> memory [source, batch, 64]``."""
 
     def tensors(specs: Sequence[Any]) -> str:
         return ", ".join(f"{spec.name} [{', '.join(map(str, spec.labels))}]" for spec in specs)
@@ -149,18 +157,18 @@ def _import(name: str, place: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise OptionError(
-                f"{place}: there is no module {error.name}", "run from the folder that it is in, or install it"
+                f"{place}: there is no module {error.name}", "run this in the module's folder, or install it"
             ) from error
         raise OptionError(f"{place}: it imports {error.name}, which is not there", "install that") from error
     except FAILURES as error:
         raise OptionError(
-            f"{place}: importing it raised {type(error).__name__}: {first_line(error)}", "-v shows the whole story"
+            f"{place}: importing it raised {type(error).__name__}: {first_line(error)}", "-v shows the traceback"
         ) from error
 
 
 @contextmanager
-def _told(what: str, hint: str) -> Iterator[None]:
-    """Say what a user's code raises within the block."""
+def _explained(what: str, hint: str) -> Iterator[None]:
+    """Turns an error that the user's code raises inside the block into an ``OptionError`` that begins with ``what``."""
     try:
         yield
     except FAILURES as error:
@@ -169,8 +177,8 @@ def _told(what: str, hint: str) -> Iterator[None]:
 
 @contextmanager
 def users_code() -> Iterator[None]:
-    """What a user's own code may do to us, it does not do: print to stdout, which is for data, go to another folder, or
-    change the default dtype. It finds modules in the current folder, as by ``python -m``.
+    """Runs a user's own code. Inside the block, stdout goes to stderr (stdout is for data), and imports also look in
+    the current folder, as with ``python -m``. Afterwards the current folder and the default dtype are restored.
     """
     here, dtype = Path.cwd(), torch.get_default_dtype()
     sys.path.insert(0, str(here))

@@ -1,4 +1,4 @@
-"""A model that is not ours, behind contracts of its user: its graphs are exported and proven like all others."""
+"""The graphs of a user's own model with the user's contracts, after a check that the two fit each other."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from .running import evaluating, kept_buffers, plain_torch, run_model, same
 from .user_code import check_float32
 
 FORWARD = "forward"
-NEAR = 1e-3  # of the largest value: float32 and float64 give the same result, roundings apart
+NEAR = 1e-3  # relative to the largest value: results in float32 and float64 that differ by less only differ by rounding
 
 
 class Called(GraphModule):
-    """A method or submodule of a model, called with the contract's inputs by name."""
+    """Calls a method or submodule of a model with the contract's inputs as keyword arguments."""
 
     method: str
 
     def forward(self, **inputs: Tensor) -> Any:
-        """What the method gives."""
-        return tensors_of(called(self.model, self.method)(**inputs))
+        """The result of the method: a tensor, or several in a tuple or list."""
+        return tensors_of(method_of(self.model, self.method)(**inputs))
 
     def arguments(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """As they are."""
+        """The inputs unchanged."""
         return dict(inputs)
 
 
 def tensors_of(output: Any) -> Any:
-    """What a model gives, if it can be what a graph gives: a tensor or several in order."""
+    """``output``, if it can be the output of a graph: a tensor, a tuple or a list. Raises ``TypeError`` otherwise."""
     if isinstance(output, Mapping):
         raise TypeError(f"it gives a {type(output).__name__} with {', '.join(map(str, output))}, not tensors")
     if not isinstance(output, (Tensor, tuple, list)):
@@ -53,20 +53,20 @@ def tensors_of(output: Any) -> Any:
     return output
 
 
-def called(model: nn.Module, method: str) -> Any:
-    """The method or submodule of that name; ``forward`` is the model itself, with its hooks."""
+def method_of(model: nn.Module, method: str) -> Any:
+    """The method or submodule with this name; ``forward`` is the model itself, so that its hooks run."""
     return model if method == FORWARD else attrgetter(method)(model)
 
 
 def custom_graphs(model: nn.Module, graphs: Sequence[CustomGraph]) -> dict[str, Graph]:
-    """The graphs of ``model``, by name, after a look at whether it is what the contracts say.
+    """The graphs of ``model``, by name, after a check that they match their contracts.
 
     Args:
-        model: in float32. Its modes and buffers are as before afterwards.
-        graphs: what is to become files.
+        model: a model in float32. Modes and buffers are restored afterwards.
+        graphs: the graphs to export.
 
     Raises:
-        OptionError: where a contract does not fit, or the model cannot be exported.
+        OptionError: if a contract does not fit, or the model cannot be exported.
     """
     check_float32(model)
     names = [item.contract.graph for item in graphs]
@@ -75,7 +75,7 @@ def custom_graphs(model: nn.Module, graphs: Sequence[CustomGraph]) -> dict[str, 
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise OptionError(f"two graphs are called {twice[0]}", "each needs a name of its own")
     if not names:
-        raise OptionError("there is no graph to export", "list one at least")
+        raise OptionError("there is no graph to export", "give at least one")
     found = {}
     with evaluating(model), plain_torch(), kept_buffers(model) as changed:
         for item in graphs:
@@ -87,15 +87,16 @@ def custom_graphs(model: nn.Module, graphs: Sequence[CustomGraph]) -> dict[str, 
             _check_fit(graph)
             if name := changed():
                 raise OptionError(
-                    f"graph {graph.name}: running the model changes its {name}", "what keeps a state cannot be exported"
+                    f"graph {graph.name}: running the model changes its {name}",
+                    "a model that changes its own state cannot be exported",
                 )
-            graph = replace(graph, held=_held(model, graph))
+            graph = replace(graph, held=_weights_read(model, graph))
             found[graph.name] = replace(graph, contract=_with_opened(graph))
     return found
 
 
 def _with_signature(method: str, names: Sequence[str]) -> type[Called]:
-    """A class whose ``forward`` says what it takes: torch.export goes by that."""
+    """A class whose ``forward`` has a signature with the inputs' names: torch.export reads it."""
 
     def forward(self: Called, **inputs: Tensor) -> Any:
         return Called.forward(self, **inputs)
@@ -112,11 +113,11 @@ def _with_signature(method: str, names: Sequence[str]) -> type[Called]:
 def _check_arguments(model: nn.Module, item: CustomGraph) -> None:
     name, where = type(model).__name__, f"graph {item.contract.graph}"
     try:
-        target = called(model, item.method)
+        target = method_of(model, item.method)
     except AttributeError as error:
         raise OptionError(f"{where}: {name} has no {item.method}", "name a method or a submodule") from error
-    except Exception as error:  # of a property
-        raise OptionError(f"{where}: {item.method} of {name} fails: {first_line(error)}", "mend it") from error
+    except Exception as error:  # raised by a property
+        raise OptionError(f"{where}: {item.method} of {name} fails: {first_line(error)}", "correct it") from error
     function = target.forward if isinstance(target, nn.Module) else target
     if not callable(function):
         raise OptionError(f"{where}: {item.method} of {name} cannot be called", "name a method or a submodule")
@@ -126,19 +127,19 @@ def _check_arguments(model: nn.Module, item: CustomGraph) -> None:
     except TypeError as error:
         raise OptionError(
             f"{where}: {item.method} of {name} takes {', '.join(signature.parameters) or 'nothing'}: {error}",
-            "give the inputs the names of its arguments, and those without a default all",
+            "name the inputs like its arguments; each argument without a default needs an input",
         ) from error
 
 
 def _check_names(model: nn.Module, contract: Contract) -> None:
-    """In a file, weights and outputs are of one kind."""
+    """Check that no tensor has the name of a weight: in a file, names of weights, inputs and outputs are all unique."""
     weights = named_tensors(model)
     if taken := [spec.name for spec in (*contract.inputs, *contract.outputs) if spec.name in weights]:
         raise OptionError(f"graph {contract.graph}: a weight of the model is called {taken[0]}, too", "choose another")
 
 
 def _check_fit(graph: Graph) -> None:
-    """Run the model at the lengths of the export, and at the longest and shortest that are tried."""
+    """Run the model with the lengths of the export, and with the largest and smallest case of the plan."""
     plan = [case for case in make_plan(graph.contract) if case.group == "shapes"]
     amount = [sum(sizes_of(graph.contract, case).values()) for case in plan]
     for case in (example(graph.contract), plan[int(np.argmax(amount))], plan[int(np.argmin(amount))]):
@@ -147,13 +148,15 @@ def _check_fit(graph: Graph) -> None:
         if not all(same(*pair) for pair in zip(outputs, run_model(graph, case.inputs), strict=True)):
             raise OptionError(
                 f"graph {graph.name}: the model gives another result each time",
-                "is there dropout that goes on in evaluation mode, something random, or a state?",
+                "does it have dropout in evaluation mode, random numbers, or a state?",
             )
 
 
 def _with_opened(graph: Graph) -> Contract:
-    """The contract, with the masks whose first position the model cannot do without: those are tried in float32 and in
-    float64, as a mask of -1e9 hides nothing for one of them and gives NaN for neither.
+    """The contract with :attr:`Contract.opened`: the masks whose first position must be visible.
+
+    Hiding it may leave a query nothing to attend to. With masks of -inf the result is then NaN; with masks of -1e9 it
+    is finite, but float32 and float64 differ, because adding -1e9 to all scores removes their digits in float32.
     """
     contract = graph.contract
     if contract.empty_rows:
@@ -176,8 +179,8 @@ def _with_opened(graph: Graph) -> Contract:
 
 
 def _is_causal(graph: Graph, inputs: Mapping[str, Array], mask: TensorSpec) -> bool:
-    """Whether the model hides the future on the dimension of ``mask`` by itself: then its first position sees itself
-    alone, and hidden it sees nothing.
+    """Whether the model itself hides later positions on the axis of ``mask``. Its first position can then attend to
+    itself only; if a mask hides that too, it can attend nowhere.
     """
     axis = length_axis(mask)
     changed = dict(inputs)
@@ -198,19 +201,19 @@ def _is_causal(graph: Graph, inputs: Mapping[str, Array], mask: TensorSpec) -> b
 
 def _near(single: Tensor, double: Tensor) -> bool:
     error = (single - double).abs().max()
-    return bool(error <= NEAR * double.abs().max())  # so written, NaN is not
+    return bool(error <= NEAR * double.abs().max())  # False for NaN
 
 
 def check_outputs(contract: Contract, case: Case, outputs: Sequence[Any]) -> None:
-    """Check that a model gives what its contract says.
+    """Check that the outputs of a model match its contract.
 
     Raises:
-        OptionError: where it does not.
+        OptionError: if they do not.
     """
     where, specs = f"graph {contract.graph}", contract.outputs
     places = [(value.data_ptr(), value.shape) for value in outputs if isinstance(value, Tensor) and value.numel()]
     if len(set(places)) < len(places):
-        raise OptionError(f"{where}: the model gives the same tensor twice", "let it give each once")
+        raise OptionError(f"{where}: the model gives the same tensor twice", "return each tensor once")
     tensors = [value for value in outputs if isinstance(value, Tensor)]
     if len(tensors) != len(outputs) or len(outputs) != len(specs):
         kinds = ", ".join(type(value).__name__ for value in outputs)
@@ -222,10 +225,10 @@ def check_outputs(contract: Contract, case: Case, outputs: Sequence[Any]) -> Non
             raise OptionError(
                 f"{where}: {spec.name} is {list(value.shape)} for {_words(sizes)}, the contract says "
                 f"{list(spec.labels)}, which is {list(expected)}",
-                "mend the contract",
+                "correct the contract",
             )
         if str(value.dtype) != f"torch.{spec.dtype}":
-            raise OptionError(f"{where}: {spec.name} is {value.dtype}, the contract says {spec.dtype}", "mend it")
+            raise OptionError(f"{where}: {spec.name} is {value.dtype}, the contract says {spec.dtype}", "correct it")
 
 
 def _words(sizes: Mapping[str, int]) -> str:
@@ -235,8 +238,8 @@ def _words(sizes: Mapping[str, int]) -> str:
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
-class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Which tensors operations read."""
+class _TensorsRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the ids of all tensors that operations read."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -248,12 +251,12 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _held(model: nn.Module, graph: Graph) -> frozenset[str]:
-    """The names of the weights that ``graph`` reads, of tied ones those by which it does."""
+def _weights_read(model: nn.Module, graph: Graph) -> frozenset[str]:
+    """The names of the weights that ``graph`` reads; for tied weights only the name that it uses."""
     twin = untied(model)
     tensors = named_tensors(twin)
     module = type(graph.module)(twin)
     inputs = {name: torch.from_numpy(array) for name, array in example(graph.contract).inputs.items()}
-    with torch.no_grad(), _Seen() as seen:
+    with torch.no_grad(), _TensorsRead() as seen:
         module(**inputs)
     return frozenset(name for name, tensor in tensors.items() if id(tensor) in seen.read)

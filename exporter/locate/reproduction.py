@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from ..bundle.staging import Staging
 from ..cases.case import Array
 from ..errors import BundleError, OptionError
-from ..formats.onnx.stream import read_header, read_model, read_values
+from ..formats.onnx.storage import read_header, read_model, read_values
 from ..parity.compare import EXACT, FACTOR
 from ..runtimes.onnxruntime import OnnxRuntime
 from .capture import difference

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 from onnx import NodeProto
 
-from ..formats.onnx.stream import subgraphs
+from ..formats.onnx.storage import subgraphs
 from ..runtimes.onnxruntime import LEVELS, OnnxRuntime, RuntimeOptions
 
 # The optimiser has no list of its rewrites, but its log says of each whether it changed the graph. The log goes to the

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx
 
 from ..cases.case import Array
-from ..formats.onnx.stream import read_model, read_values, subgraphs
+from ..formats.onnx.storage import inner_graphs, read_model, read_values, subgraphs
 from .weight_values import CONSTANT_LIMIT, differences
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
@@ -40,12 +40,12 @@ def check_weights(path: Path, expected: Mapping[str, Array], *, others: bool = F
     problems += [f"{name} is not in the file" for name in missing]
     if others:
         return problems
-    for part in _graphs(graph):
+    for part in (graph, *inner_graphs(graph)):
         for tensor in [*part.initializer, *(sparse.values for sparse in part.sparse_initializer)]:
             problems += _unknown(tensor)
     problems += [
         f"{node.name} holds a constant of the size of a weight, but the model has no such weight"
-        for part in _graphs(graph)
+        for part in (graph, *inner_graphs(graph))
         for node in part.node
         if any(_is_large_constant(attribute) for attribute in node.attribute)
     ]
@@ -56,14 +56,6 @@ def _unknown(tensor: onnx.TensorProto) -> list[str]:
     return [f"{tensor.name} is in the file, but the model has no such weight"] if _is_large_float(tensor) else []
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """``graph`` and those inside its nodes."""
-    yield graph
-    for node in graph.node:
-        for subgraph in subgraphs(node):
-            yield from _graphs(subgraph)
-
-
 def _read(graph: onnx.GraphProto) -> set[str]:
     """The names that an output depends on."""
     needed = {output.name for output in graph.output}
@@ -71,7 +63,9 @@ def _read(graph: onnx.GraphProto) -> set[str]:
         if needed.intersection(node.output):
             needed.update(node.input)
             for subgraph in subgraphs(node):
-                needed.update(name for part in _graphs(subgraph) for inner in part.node for name in inner.input)
+                needed.update(
+                    name for part in (subgraph, *inner_graphs(subgraph)) for inner in part.node for name in inner.input
+                )
     return needed
 
 

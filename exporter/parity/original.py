@@ -22,10 +22,10 @@ from ..cases.plan import example
 from ..contracts.contract import Contract, TensorSpec
 from ..errors import OptionError, first_line
 from ..graphs.graph import Graph
-from ..graphs.inferred import METHODS, NAMES, Usual, arguments_of, usual
-from ..graphs.precision import in_float64, made_alike
+from ..graphs.inferred import METHODS, NAMES, InferredMethod, arguments_of, infer_method
+from ..graphs.precision import default_dtype_of, in_float64
 from ..graphs.running import plain_torch
-from ..graphs.user_model import FORWARD, called
+from ..graphs.user_model import FORWARD, method_of
 from ..runtimes.run import Run
 from ..runtimes.runtime import Description, described
 from .report import REFERENCE
@@ -46,7 +46,7 @@ class Original:
     """
 
     module: nn.Module
-    found: Usual
+    found: InferredMethod
     contract: Contract
     place: str
 
@@ -60,7 +60,7 @@ class Original:
     def run_all(self, many: Sequence[Mapping[str, Array]]) -> list[dict[str, Array] | Exception]:
         """As :meth:`run` for each of ``many``, or what was raised."""
         results: list[dict[str, Array] | Exception] = []
-        with plain_torch(), in_float64(self.module), made_alike(self.module), torch.inference_mode():
+        with plain_torch(), in_float64(self.module), default_dtype_of(self.module), torch.inference_mode():
             for inputs in many:
                 try:
                     results.append(self._output(inputs))
@@ -70,7 +70,7 @@ class Original:
 
     def _output(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         given = {argument: self._argument(plain, inputs) for argument, plain in self.found.arguments.items()}
-        output = called(self.module, self.found.method)(**given)
+        output = method_of(self.module, self.found.method)(**given)
         (spec,) = self.contract.outputs
         if not isinstance(output, Tensor):
             raise TypeError(f"{self.found.method} gives a {type(output).__name__}")
@@ -184,10 +184,10 @@ def _open(original: Original, path: Path) -> Original:
     return original
 
 
-def _usual(module: nn.Module, method: str, graph: Graph) -> Usual:
+def _usual(module: nn.Module, method: str, graph: Graph) -> InferredMethod:
     if method != FORWARD and not callable(getattr(module, method, None)):
         raise OptionError(f"it has no {method}", "give it one")
     if graph.contract.ids or graph.contract.layout == "batch first":
         width = next((int(str(spec.axes[-1])) for spec in graph.contract.inputs if spec.name == "memory"), 0)
-        return usual(module, method, width)
-    return Usual(method, arguments_of(module, method), batch_first=False)  # tensors of floats, as the seed has them
+        return infer_method(module, method, width)
+    return InferredMethod(method, arguments_of(module, method), batch_first=False)  # float tensors: sequence first

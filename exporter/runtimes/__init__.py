@@ -1,5 +1,5 @@
-"""Everything that can run a graph, a file each: onnxruntime, onnx.reference, TorchScript, torch.export, PyTorch.
+"""Runtimes: a file for each program that runs a graph: onnxruntime, onnx.reference, TorchScript, torch.export, PyTorch.
 
-``runtime`` says what a runtime is, ``run`` in which ways a file of each format is run. Imports formats and what that
-imports.
+``runtime`` defines the interface; ``run`` lists the ways to run a file of each format. It imports ``formats`` and what
+that imports.
 """

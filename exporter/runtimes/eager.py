@@ -1,4 +1,4 @@
-"""The model itself as a runtime."""
+"""The eager PyTorch model as a runtime."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .runtime import Description, described
 
 
 class Eager:
-    """A graph of a model in PyTorch, as it was before any export."""
+    """A graph, computed by the model in PyTorch without any export."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

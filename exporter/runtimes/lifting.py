@@ -1,8 +1,8 @@
-"""The operators of ``onnx.reference`` in float64, also for a file that is in float32. No torch here.
+"""Running a float32 ONNX file in float64 ("lifted") with the operators of ``onnx.reference``. Imports no torch.
 
-A file holds its constants rounded: sqrt(d_model), an epsilon. Measured on every kind of model, in float64, that alone
-is up to 0.18 times the error of float32. So a constant becomes the exact number that it is the nearest float32 of,
-where there is one; whatever is off by more than that rounding stays off.
+Constants in a file, such as sqrt(d_model) or an epsilon, are rounded to float32. In float64 this rounding alone causes
+up to 0.18 times the error of float32 (measured on every kind of model). So a constant that is the float32 nearest to a
+simple number is replaced by that number. An error larger than this rounding is not hidden.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from onnx.reference.ops.op_cast import cast_to
 
 from ..cases.case import Array
 
-ROOTS = 2**20  # of integers up to here: embeddings and heads are no wider
+ROOTS = 2**20  # the largest integer whose roots are recognised: embeddings and heads are not wider
+# Float dtypes below float64 that are lifted.
 LOWER = {
     onnx.helper.tensor_dtype_to_np_dtype(dtype)
     for dtype in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -28,21 +29,23 @@ LOWER = {
 
 
 def lift(value: Any) -> Any:
-    """An array of float32 or less as float64; anything else as it is."""
+    """An array of float32 or less converted to float64; anything else unchanged."""
     return value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype in LOWER else value
 
 
 def lift_constant(value: Any) -> Any:
-    """As :func:`lift`; a single number in float32 becomes the root of an integer, or the short decimal, that it is."""
+    """As :func:`lift`, but a single float32 number is replaced by the number that it was rounded from; see
+    :func:`exact`.
+    """
     if isinstance(value, np.ndarray) and value.size == 1 and value.dtype == np.float32:
         return np.full(value.shape, exact(np.float32(value.item())))
     return lift(value)
 
 
 def exact(number: np.float32) -> float:
-    """The number that a float32 was rounded from, if it is near one that is often meant; otherwise what it is.
+    """The number that a float32 was rounded from, if that is a simple one; otherwise the float32 itself.
 
-    Such are ``n ** (+-1/2)`` and ``n ** (+-1/4)``, and decimals of at most six digits.
+    Simple numbers are ``n ** (+-1/2)`` and ``n ** (+-1/4)`` for an integer n, and decimals of at most six digits.
 
     >>> exact(np.float32(128**0.5)) == 128**0.5, exact(np.float32(1e-5)) == 1e-5
     (True, True)
@@ -61,21 +64,23 @@ def exact(number: np.float32) -> float:
 
 
 class Cast(OpRun):
-    """To float32 is to float64; to less is rounded so, and lifted again."""
+    """Casts to float64 where the file casts to float32. A cast to less still rounds; the result is lifted again."""
 
     def _run(self, x: Array, to: Any = None, saturate: int = 1, round_mode: str = "up") -> tuple[Array]:
         return (cast_to(x, TensorProto.DOUBLE if to == TensorProto.FLOAT else to, bool(saturate), round_mode),)
 
 
 class Erf(OpRun):
-    """That of onnx.reference rounds to float32."""
+    """Erf in float64: the one of onnx.reference rounds to float32."""
 
     def _run(self, x: Array) -> tuple[Array]:
         return (np.vectorize(math.erf, otypes=[np.float64])(x),)
 
 
 class MatMul(OpRun):
-    """With a matrix on the right numpy would take a product for each matrix on the left: seven times as long."""
+    """One product if the right side is one matrix: numpy does one for each matrix on the left, which takes 7 times as
+    long.
+    """
 
     def _run(self, a: Any, b: Any) -> tuple[Array]:
         if a.ndim > 2 and b.ndim == 2:
@@ -84,8 +89,9 @@ class MatMul(OpRun):
 
 
 class LiftedEvaluator(ReferenceEvaluator):
-    """Whatever comes out of a node in float32 or less is float64. onnx.reference makes one for each subgraph and each
-    function that stands for an operator, too.
+    """An evaluator that converts every output of a node in float32 or less to float64.
+
+    onnx.reference also creates one for each subgraph, and for each operator that it defines as a function.
     """
 
     def __init__(self, proto: Any, *arguments: Any, **options: Any) -> None:

@@ -1,7 +1,7 @@
 """A second, independent runtime for ONNX: the operators of ``onnx.reference``, in float32 or lifted to float64.
 
-Lifted, a file computes with its own weights and constants, but without the rounding of float32: what is left of the
-difference from the model in float64 is what the file computes differently. No torch here.
+A lifted file computes with its own weights and constants, but without the rounding of float32. If it still differs from
+the model in float64, then it computes something else. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from ..cases.case import Array
-from ..formats.onnx.stream import Weights, read_header, subgraphs
+from ..formats.onnx.storage import Weights, read_header, subgraphs
 from .lifting import LOWER, LiftedEvaluator, lift, lift_constant
 from .runtime import Description
 
 
 class NodeError(RuntimeError):
-    """A node that failed.
+    """The error of a node that failed.
 
     Attributes:
         node: the node.
     """
 
     def __init__(self, node: onnx.NodeProto, reason: Exception) -> None:
-        # onnx.reference wraps what numpy says, which is what tells.
+        # onnx.reference wraps the error of numpy, which has the reason.
         while isinstance(reason.__cause__, Exception):
             reason = reason.__cause__
         super().__init__(f"{node.name or 'a node'} ({node.op_type}): {' '.join(str(reason).split())}")
@@ -37,28 +37,28 @@ class NodeError(RuntimeError):
 
 
 class Watcher(Protocol):
-    """Sees every node that depends on the inputs, and may put other arrays in place of what it takes and gives.
+    """Sees the inputs and outputs of every node that depends on the graph's inputs, and may replace them.
 
-    Both methods get the number of the node in the graph, and for each case, by its number, a list to change in place.
+    Both methods get the index of the node in the graph and, by the index of each case, a list that may be changed.
     """
 
     def before(self, node: int, inputs: Mapping[int, list[Any]]) -> None:
-        """The node is about to run on ``inputs``; None stands for an optional one that is left out."""
+        """Called before the node runs on ``inputs``; None is an optional input that is left out."""
         ...
 
     def after(self, node: int, outputs: Mapping[int, list[Any]]) -> None:
-        """The node gave ``outputs``."""
+        """Called after the node has computed ``outputs``."""
         ...
 
 
 class OnnxReference:
-    """A graph, open in the operators of ``onnx.reference``.
+    """A graph that the operators of ``onnx.reference`` run.
 
     Attributes:
-        graph: without its initializers.
-        weights: the initializers by name, as they are in the file; large ones are read from it again each time.
-        lifted: whether all floats are float64.
-        varying: the values that depend on the inputs; all others are computed once for all cases.
+        graph: the graph without its initializers.
+        weights: the initializers by name, as in the file; large ones are read from the file each time.
+        lifted: whether all floats are computed in float64.
+        varying: names of values that depend on the inputs; all others are computed once for all cases.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class OnnxReference:
         self._nodes: list[OpRun] = (LiftedEvaluator if lifted else ReferenceEvaluator)(model).rt_nodes_
         self._reads = [_reads(node) for node in graph.node]
         self._inputs = {value.name: value.type.tensor_type for value in graph.input}
-        # Before version 4 of the format every initializer had to be an input, too, and none was to be given.
+        # Before IR version 4 every initializer was also listed as an input, but callers did not give it.
         self._constant = set(weights) if header.ir_version < 4 else set()
         self._outputs = [value.name for value in graph.output]
         self.varying = set(self._inputs)
@@ -81,7 +81,7 @@ class OnnxReference:
             if self.varying.intersection(names):
                 self.varying.update(node.output)
         last = {name: number for number, names in enumerate(self._reads) for name in names}
-        self._finished: list[list[str]] = [[] for _ in self._nodes]  # what nobody reads after the node
+        self._finished: list[list[str]] = [[] for _ in self._nodes]  # for each node the values to free after it
         for number, node in enumerate(graph.node):
             for name in {*self._reads[number], *node.output} - {*self._outputs, *weights, ""}:
                 if last.get(name, number) == number:
@@ -94,21 +94,21 @@ class OnnxReference:
         Args:
             path: the file.
             lifted: compute in float64 wherever the file has float32 or less. A cast to float16, or to anything else
-                below float32, still rounds: it is a computation of the file's, not of its storage.
+                below float32, still rounds, because it is part of what the file computes.
 
         Raises:
-            Exception: whatever reading it raises, and ``onnx`` for an operator that it does not know.
+            Exception: any error of reading the file, and of ``onnx`` for an operator that it does not know.
         """
         path = Path(path)
         weights = Weights(path)
         return cls(read_header(path), weights.graph, weights, lifted)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs by name, for an array for each input. Lifted, all floats come out in float64.
+        """The outputs by name, for an array for each input. A lifted graph returns all floats in float64.
 
         Raises:
-            NodeError: where a node fails.
-            ValueError: where the inputs are not those of the graph.
+            NodeError: if a node fails.
+            ValueError: if the inputs are not those of the graph.
         """
         (result,) = self.run_all([inputs])
         if isinstance(result, Exception):
@@ -118,9 +118,9 @@ class OnnxReference:
     def run_all(
         self, many: Sequence[Mapping[str, Array]], watcher: Watcher | None = None
     ) -> list[dict[str, Array] | Exception]:
-        """As :meth:`run` for each of ``many``, node by node: a weight is read once, used for all, and forgotten.
+        """As :meth:`run` for each case in ``many``; for a case that fails, its exception.
 
-        Where one fails, its exception stands in its place.
+        Each node runs for all cases before the next one, so that a large weight is read once and then freed.
         """
         results: list[dict[str, Array] | Exception] = [{}] * len(many)
         cases: dict[int, dict[str, Any]] = {}
@@ -130,7 +130,7 @@ class OnnxReference:
             except ValueError as error:
                 results[case] = error
         shared: dict[str, Any] = {"": None}
-        with np.errstate(all="ignore"):  # NaN and infinity are results here, and are compared as such
+        with np.errstate(all="ignore"):  # NaN and infinity are results here; the comparison finds them
             for number, finished in enumerate(self._finished):
                 for case, failure in self._step(number, cases, shared, watcher).items():
                     results[case] = failure
@@ -146,7 +146,7 @@ class OnnxReference:
         return results
 
     def describe(self) -> Description:
-        """onnx.reference, its version, and the tensors of the graph; lifted, floats are ``float64``."""
+        """onnx.reference, its version, and the tensors of the graph; in a lifted graph floats are ``float64``."""
 
         def tensors(values: Sequence[onnx.ValueInfoProto]) -> dict[str, tuple[str, tuple[str | int, ...]]]:
             described = {}
@@ -178,7 +178,7 @@ class OnnxReference:
         return fed
 
     def _value(self, name: str, values: Mapping[str, Any], shared: Mapping[str, Any]) -> Any:
-        """The value of a case, or one that does not depend on the inputs."""
+        """A value of a case, or one that is the same for all cases: computed once, or a weight."""
         for known in (values, shared):
             if name in known:
                 return known[name]
@@ -187,7 +187,7 @@ class OnnxReference:
     def _step(
         self, number: int, cases: dict[int, dict[str, Any]], shared: dict[str, Any], watcher: Watcher | None
     ) -> dict[int, Exception]:
-        """Run a node for all cases, and put what it gives into ``cases`` or ``shared``; returns how it failed."""
+        """Run a node for all cases, and put its outputs into ``cases`` or ``shared``; return errors by case."""
         node, reads = self.graph.node[number], self._reads[number]
         try:
             common = {name: self._value(name, {}, shared) for name in reads if name not in self.varying}
@@ -204,7 +204,7 @@ class OnnxReference:
         failures: dict[int, Exception] = {}
         inputs: dict[int, list[Any]] = {}
         for case, values in known.items():
-            if missing := [name for name in node.input if name not in values]:  # nodes out of order, which ONNX forbids
+            if missing := [name for name in node.input if name not in values]:  # nodes are in a wrong order
                 failures[case] = NodeError(node, ValueError(f"nothing before it gives {missing[0]}"))
             else:
                 inputs[case] = [values[name] for name in node.input]
@@ -222,14 +222,20 @@ class OnnxReference:
         return failures
 
     def _run_node(self, number: int, known: Mapping[str, Any], inputs: Sequence[Any] | None = None) -> list[Any]:
-        """The outputs of a node. ``known`` is what its subgraphs may read, and it where there are no ``inputs``."""
+        """The outputs of a node.
+
+        Args:
+            number: index of the node.
+            known: values by name, which its subgraphs may read.
+            inputs: its inputs in order; None takes them from ``known``.
+        """
         node: Any = self._nodes[number]
         arrays = [known[name] for name in node.input] if inputs is None else inputs
         return list(node.run(*arrays, **({"context": dict(known)} if node.need_context() else {})))
 
 
 def _reads(node: onnx.NodeProto) -> list[str]:
-    """What a node reads, and what the graphs inside it read from outside."""
+    """The names that a node reads, including those that its subgraphs read from outside."""
     names = dict.fromkeys(node.input)
     for graph in subgraphs(node):
         inside = {value.name for value in [*graph.input, *graph.initializer]}

@@ -1,4 +1,4 @@
-"""``torch.export`` programs in PyTorch. To open a file is to run a program: open those from a source that you trust."""
+"""Running ``torch.export`` files in PyTorch. Opening one runs a program: open only files from sources you trust."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ class ExportedGraph(TorchRuntime):
 
     def __init__(self, program: ExportedProgram, contract: Contract | None, lifted: bool = False) -> None:
         module = program.module()
-        super().__init__(_lift(module) if lifted else module, contract, lifted)
+        # forward takes the inputs by name whichever way the program was made to be called.
+        super().__init__((_lift(module) if lifted else module).forward, contract, lifted)
         self.program = program
         self.names = list(inspect.signature(module.forward).parameters)
 
     @classmethod
     def open(cls, path: str | Path, *, lifted: bool = False) -> ExportedGraph:
-        """Load the file at ``path``, which is to come from a source that you trust.
+        """Load the file at ``path``, which must come from a source that you trust.
 
         Args:
             path: the file.
-            lifted: let it compute in float64.
+            lifted: compute in float64.
 
         Raises:
-            BundleError: where it is no such program, is damaged, or holds Python.
+            BundleError: if it is no such archive, is damaged, or contains Python code.
         """
         program = pt2.load(Path(path))
         with quiet():
@@ -52,7 +53,7 @@ class ExportedGraph(TorchRuntime):
     def describe(self) -> Description:
         """PyTorch, its version, and the tensors of the graph.
 
-        Dimensions that vary have the names of the contract in the file, as far as they vary as it says.
+        Dimensions that vary have their names in the contract, if they vary as the contract says.
         """
         nodes = {node.name: node for node in self.program.graph.nodes}
         signature = self.program.graph_signature
@@ -71,12 +72,12 @@ class ExportedGraph(TorchRuntime):
 
 
 def check(path: Path) -> None:
-    """Raise ``BundleError`` for a file that is no such file, or would run code when it is opened."""
+    """Check a file before it is opened; raise ``BundleError`` if it is no such archive, or contains Python code."""
     check_program(path)
 
 
 def runs(verbose: bool = False) -> list[Run]:
-    """The ways to run a file; the last one, lifted to float64, is the check of structure."""
+    """The ways to run a file. The last one, lifted to float64, is the check of structure."""
     lifted = partial(ExportedGraph.open, lifted=True)
     return [
         Run("torch.export", ExportedGraph.open),
@@ -87,10 +88,10 @@ def runs(verbose: bool = False) -> list[Run]:
 def _labels(
     program: ExportedProgram, specs: tuple[TensorSpec, ...], names: list[str], values: list[torch.Tensor]
 ) -> dict[str, str]:
-    """For each symbol of the program the name of the axis that it is.
+    """For each symbol of the program the name of its axis in the contract.
 
-    One to one: an axis has one symbol, and a symbol one axis, so two that came out as one, or one as two, show. A
-    range that is narrower than the contract's stands beside the name, and shows too.
+    A symbol gets one axis, and an axis one symbol. So the description shows if the export merged two axes, or split
+    one. A range that is narrower than in the contract is added to the name, so that it shows too.
     """
     found = dict(zip(names, values, strict=True))
     labels: dict[str, str] = {}
@@ -128,7 +129,7 @@ def _label(expression: str, labels: Mapping[str, str]) -> str:
 
 
 def _lift(module: fx.GraphModule) -> fx.GraphModule:
-    """``module`` in float64: its weights, and the dtypes that its nodes name."""
+    """``module`` in float64: its weights, and all dtypes in its nodes."""
     for node in module.graph.nodes:
         node.args = fx.node.map_aggregate(node.args, _lifted)
         node.kwargs = fx.node.map_aggregate(node.kwargs, _lifted)

@@ -1,4 +1,4 @@
-"""The ways to run a file of a format: which runtime, with which options, on which cases."""
+"""The ways to run a file of each format: the runtime, its options, and the cases that it runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..formats.table import Format
 from .composed import Composed, Stepped
 from .runtime import Runtime
 
-# By format, the module of this package that has ``check(path)``, which refuses a file that must not be opened, and
-# ``runs(verbose)``, the ways to run one. It is loaded when it is needed.
-HOMES = {"onnx": "onnx_runs", "torchscript": "torchscript", "pt2": "pt2"}
+# For each format the module in this package with ``check(path)``, which refuses a file that must not be opened, and
+# ``runs(verbose)``, the ways to run a file. It is imported when it is needed.
+MODULES = {"onnx": "onnx_runs", "torchscript": "torchscript", "pt2": "pt2"}
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Run:
     """One way to run a file.
 
     Attributes:
-        runtime: its name in the report.
-        open: loads the file.
-        takes: whether it is asked for a case.
-        lifted: the file is run in float64, where nothing rounds: the check of structure.
-        dimensions: whether the runtime knows the names of dimensions.
+        runtime: the name in the report.
+        open: opens the file.
+        takes: tells whether it runs a case.
+        lifted: whether the file is run in float64, without float32 rounding: the check of structure.
+        dimensions: whether the runtime describes dimensions by their names.
     """
 
     runtime: str
@@ -40,39 +40,39 @@ class Run:
 
 
 def runs_of(
-    known: Format, contract: Contract, present: Collection[str], folder: Path, verbose: bool = False
+    file_format: Format, contract: Contract, present: Collection[str], folder: Path, verbose: bool = False
 ) -> list[Run]:
-    """The ways to run a file in a format; full also by way of encoder and decoder.
+    """The ways to run a file; ``full`` is also run by its parts, the encoder and the decoder or cached steps.
 
     Args:
-        known: the format.
-        contract: of the file.
-        present: the graphs that have a file in the format.
-        folder: where the files are.
-        verbose: let the runtime's own messages through.
+        file_format: format of the file.
+        contract: contract of the graph in the file.
+        present: names of the graphs that have a file in the format.
+        folder: the folder with the files.
+        verbose: show the runtime's own messages.
     """
-    runs = [_without(run, left_out(known)) for run in home_of(known).runs(verbose)]
+    runs = [_without(run, left_out(file_format)) for run in _module_of(file_format).runs(verbose)]
     if contract.composed:
-        runs += composed_runs(runs[0], lambda name: runs[0].open(folder / known.file(name)), contract, present)
+        runs += composed_runs(runs[0], lambda name: runs[0].open(folder / file_format.file(name)), contract, present)
     return runs
 
 
-def left_out(known: Format) -> set[str]:
-    """The groups of cases that a file of a format is not asked for."""
-    # What can leave out an input is a function of PyTorch, and refuses numbers that are out of range.
-    return {"steps", "range"} if known.flexible else {"steps", "optional"}
+def left_out(file_format: Format) -> set[str]:
+    """The groups of cases that files of a format do not run."""
+    # A format with optional masks is TorchScript: its searches refuse numbers out of range.
+    return {"steps", "range"} if file_format.flexible else {"steps", "optional"}
 
 
 def composed_runs(
     first: Run, open_graph: Callable[[str], Runtime], contract: Contract, present: Collection[str]
 ) -> list[Run]:
-    """The other ways to the full graph: by the encoder and the decoder, and by cached steps.
+    """The ways to run the full graph by other graphs: by encoder and decoder, and by cached steps.
 
     Args:
-        first: how the full graph itself is run.
-        open_graph: loads another graph.
-        contract: of the full graph.
-        present: the graphs that there are.
+        first: the way to run the full graph itself.
+        open_graph: opens another graph by its name.
+        contract: contract of the full graph.
+        present: names of the graphs that can be opened.
     """
     found = []
     if {"encoder", "decoder"} <= set(present):
@@ -97,24 +97,23 @@ def _open_both(
 
 
 def unpadded_target(case: Case) -> bool:
-    """Whether the target of a case has no padding: a cached step knows none. The cases of ``steps`` are made so."""
+    """Whether cached steps run a case: its target has no padding. Cases in the group ``steps`` are made for them."""
     return case.group in ("shapes", "steps") and not case.inputs["tgt_key_padding_mask"].any()
 
 
 def _without(run: Run, groups: Collection[str]) -> Run:
-    """``run``, not asked for cases of ``groups``."""
+    """``run`` without the cases of ``groups``."""
     return replace(run, takes=lambda case: case.group not in groups and run.takes(case))
 
 
-def check_file(known: Format, path: Path) -> None:
-    """Refuse a file that must not be opened: opening it would run code that somebody put there.
+def check_file(file_format: Format, path: Path) -> None:
+    """Check a file before it is opened: it must not contain code that opening it would run.
 
     Raises:
-        BundleError: for such a file, and for one of another kind.
+        BundleError: for a file with such code, and for a file of another format.
     """
-    home_of(known).check(path)
+    _module_of(file_format).check(path)
 
 
-def home_of(known: Format) -> Any:
-    """The module that runs files of a format."""
-    return importlib.import_module(f".{HOMES[known.name]}", __package__)
+def _module_of(file_format: Format) -> Any:
+    return importlib.import_module(f".{MODULES[file_format.name]}", __package__)

@@ -1,4 +1,4 @@
-"""Things that can run a graph. No torch here."""
+"""The interface of a runtime: a program that runs a graph. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..contracts.contract import Contract
 
 @dataclass(frozen=True)
 class Description:
-    """What a runtime says of the graph that it has open: for each tensor its dtype and dimensions."""
+    """A runtime and its version, and what it reports about the open graph: dtype and dimensions of each tensor."""
 
     runtime: str
     version: str
@@ -21,7 +21,7 @@ class Description:
 
 
 def described(contract: Contract, runtime: str, version: str) -> Description:
-    """The description of a runtime that takes and gives what ``contract`` says."""
+    """A description with the inputs and outputs of ``contract``."""
     inputs, outputs = (
         {spec.name: (spec.dtype, spec.labels) for spec in part} for part in (contract.inputs, contract.outputs)
     )
@@ -29,20 +29,20 @@ def described(contract: Contract, runtime: str, version: str) -> Description:
 
 
 class Runtime(Protocol):
-    """A graph, open in something that runs it."""
+    """A graph, open in a program that runs it."""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name, for an array for each input."""
         ...
 
     def describe(self) -> Description:
-        """The runtime, and what it says of the graph."""
+        """The runtime, and what it reports about the graph."""
         ...
 
 
 def run_all(runtime: Runtime, many: Sequence[Mapping[str, Array]]) -> list[dict[str, Array] | Exception]:
-    """The outputs for each set of inputs, or what was raised instead: one that fails does not stop the others."""
-    if hasattr(runtime, "run_all"):  # faster all at once
+    """For each set of inputs the outputs, or the exception if the run failed; the others run all the same."""
+    if hasattr(runtime, "run_all"):  # the runtime is faster on all of them at once
         return runtime.run_all(many)
     results: list[dict[str, Array] | Exception] = []
     for inputs in many:

@@ -1,4 +1,4 @@
-"""What files that PyTorch runs have in common: the contract inside, and arrays in and out."""
+"""The base class of runtimes in PyTorch: from arrays to tensors and back, by the contract in the file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class TorchRuntime:
     """A graph that PyTorch runs.
 
     Args:
-        module: takes tensors by name.
-        contract: what the file says of itself; without it nothing is known of dtypes and the outputs' names.
-        lifted: the module computes in float64; floats that come in go there too.
+        module: a function that takes tensors by name.
+        contract: the contract in the file; if None, dtypes are not checked, and outputs have numbers as names.
+        lifted: whether the module computes in float64; inputs of floats are then converted to float64.
     """
 
     def __init__(self, module: Callable[..., Any], contract: Contract | None, lifted: bool = False) -> None:
@@ -31,8 +31,8 @@ class TorchRuntime:
         """The outputs by name, for an array for each input; optional ones may be missing.
 
         Raises:
-            OptionError: for an input of another dtype than the contract's.
-            RuntimeError: with what PyTorch says, where the graph fails.
+            OptionError: for an input of another dtype than in the contract.
+            RuntimeError: if the graph fails, with PyTorch's message.
         """
         given = {name: self._argument(name, array) for name, array in inputs.items()}
         try:
@@ -44,7 +44,7 @@ class TorchRuntime:
         return {name: value.numpy() for name, value in zip(self.output_names(len(outputs)), outputs, strict=True)}
 
     def output_names(self, number: int) -> list[str]:
-        """The outputs' names by the contract; numbered, where it does not have that many."""
+        """The outputs' names in the contract; ``output 0`` and so on if the contract has not ``number`` outputs."""
         names = [spec.name for spec in self.contract.outputs] if self.contract else []
         return names if len(names) == number else [f"output {index}" for index in range(number)]
 
@@ -62,6 +62,6 @@ class TorchRuntime:
 
 
 def _last_line(error: Exception) -> str:
-    """What went wrong: TorchScript says it after a traceback."""
+    """The last line of the message, or the type of the error: TorchScript puts a traceback before the reason."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""TorchScript files in PyTorch. To open one is to run a program: open those that come from a source that you trust."""
+"""Running TorchScript files in PyTorch. Opening one runs a program: open only files from sources you trust."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class TorchScript(TorchRuntime):
 
     @classmethod
     def open(cls, path: str | Path, *, lifted: bool = False) -> TorchScript:
-        """Load the file at ``path``, which is to come from a source that you trust.
+        """Load the file at ``path``, which must come from a source that you trust.
 
         Args:
             path: the file.
-            lifted: let it compute in float64.
+            lifted: compute in float64.
 
         Raises:
-            BundleError: where it is no TorchScript, or is damaged.
+            BundleError: if it is no TorchScript archive, or is damaged.
         """
         module = torchscript.load(Path(path))
         return cls(module.double() if lifted else module, stored_contract(Path(path)), lifted)
 
     def describe(self) -> Description:
-        """PyTorch, its version, and the names of the arguments and results; TorchScript knows no more of them."""
+        """PyTorch, its version, and the names of inputs and outputs. TorchScript stores no dtypes or dimensions."""
         schema = self.module.forward.schema  # type: ignore[attr-defined]
         unknown: tuple[str, tuple[str | int, ...]] = ("", ())
         inputs = {argument.name: unknown for argument in schema.arguments if argument.name != "self"}
@@ -45,12 +45,12 @@ class TorchScript(TorchRuntime):
 
 
 def check(path: Path) -> None:
-    """Raise ``BundleError`` for a file that is no such file, or would run code when it is opened."""
+    """Check a file before it is opened; raise ``BundleError`` if it is no such archive, or contains Python code."""
     check_script(path)
 
 
 def runs(verbose: bool = False) -> list[Run]:
-    """The ways to run a file; the last one, lifted to float64, is the check of structure."""
+    """The ways to run a file. The last one, lifted to float64, is the check of structure."""
     lifted = partial(TorchScript.open, lifted=True)
     return [
         Run("TorchScript", TorchScript.open, dimensions=False),

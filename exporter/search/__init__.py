@@ -1,4 +1,4 @@
-"""Greedy and beam search written as ONNX nodes, around a cached step.
+"""Greedy and beam search as ONNX nodes around the graph of a cached step.
 
-What the search does is described in :mod:`mytx.models.search`. Imports nothing of mytx.
+:mod:`mytx.models.search` describes the search. It imports nothing of mytx.
 """

@@ -1,4 +1,4 @@
-"""The exam that the README's counts come from, in short."""
+"""The exam that the counts in docs/equality.md come from, in short."""
 
 from __future__ import annotations
 

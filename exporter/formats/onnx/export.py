@@ -19,7 +19,7 @@ from ...errors import ExportError, OptionError, first_line
 from ...graphs.graph import Graph
 from ..program import export_program
 from .shared_weights import SharedWeights
-from .stream import write_model
+from .storage import write_model
 
 OPSETS = range(18, 26)
 DEFAULT_OPSET = 18

@@ -13,7 +13,7 @@ from mytx.exporter.cases.plan import make_plan
 from mytx.exporter.contracts import attention, graph, ids, keep, padding, values
 from mytx.exporter.errors import OptionError
 from mytx.exporter.graphs.exportable import custom_model
-from mytx.exporter.graphs.inferred import usual_graphs
+from mytx.exporter.graphs.inferred import infer_graphs
 from mytx.exporter.graphs.running import plain_torch
 from mytx.exporter.graphs.user_model import custom_graphs
 from mytx.exporter.pipeline import export_bundle
@@ -205,7 +205,7 @@ class BatchFirst(nn.Module):
 
 
 def test_the_batch_is_found_where_it_is():
-    (found,) = usual_graphs(BatchFirst().eval())
+    (found,) = infer_graphs(BatchFirst().eval())
     assert [spec.labels for spec in found.contract.inputs] == [("batch", "source"), ("batch", "source")]
     assert found.contract.outputs[0].labels == ("batch", "source", 8)
     assert found.contract.inputs[0].limit == 30
@@ -254,6 +254,6 @@ class Table(nn.Module):
 )
 def test_a_model_without_the_usual_arguments_needs_a_contract(model: nn.Module, words: str):
     with pytest.raises(OptionError) as caught:
-        usual_graphs(model.eval())
+        infer_graphs(model.eval())
     assert words in caught.value.message
     assert "--contract" in (caught.value.hint or "")

@@ -16,7 +16,7 @@ from custom_support import QUICK, run, strange
 from onnx import numpy_helper
 
 from mytx.exporter.cases.plan import few_cases, make_plan
-from mytx.exporter.graphs.exportable import custom_model, subject_of
+from mytx.exporter.graphs.exportable import as_exportable, custom_model
 from mytx.exporter.graphs.user_code import load_weights, make_module, read_contract
 from mytx.exporter.locate.places import locate
 from mytx.exporter.parity.original import originals
@@ -179,7 +179,7 @@ def held_against_its_class(checkpoint: Path, **reading: Any) -> list[GraphReport
     """What is found about the full graph in PyTorch alone, without any file."""
     module = make_module("translation:build")
     load_weights(module, checkpoint, "translation:build")
-    subject = subject_of(load_checkpoint(checkpoint, **{"nhead": 4, **reading}).eval())
+    subject = as_exportable(load_checkpoint(checkpoint, **{"nhead": 4, **reading}).eval())
     graphs = {"full": subject.graphs["full"]}
     request = Request("quick", originals=originals(module, graphs, "translation:build"))
     report, _ = prove(subject.model, graphs, (), checkpoint.parent, request, timed=lambda _: nullcontext())

@@ -13,7 +13,7 @@ from mytx.exporter.cases.plan import few_cases, make_plan
 from mytx.exporter.contracts import graph, ids, padding, values
 from mytx.exporter.errors import BundleError
 from mytx.exporter.graphs.exportable import custom_model
-from mytx.exporter.graphs.inferred import usual_graphs
+from mytx.exporter.graphs.inferred import infer_graphs
 from mytx.exporter.graphs.precision import in_float64
 from mytx.exporter.graphs.user_model import custom_graphs
 from mytx.exporter.locate.bundle import locate_in_bundle
@@ -239,6 +239,6 @@ def test_a_table_that_is_longer_than_any_plan_needs_no_contract():
         def encode(self, src: Tensor) -> Tensor:
             return self.table(src) + self.places[: src.size(1)]
 
-    (found,) = usual_graphs(Long().eval())
+    (found,) = infer_graphs(Long().eval())
     assert found.contract.axes["source"].maximum == 512
     assert found.contract.inputs[0].pad == 0

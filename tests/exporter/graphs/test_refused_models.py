@@ -18,7 +18,7 @@ from bundles import tiny_model
 from mytx.exporter.contracts import graph, ids, values
 from mytx.exporter.errors import ExportError, OptionError
 from mytx.exporter.graphs.exportable import custom_model
-from mytx.exporter.graphs.inferred import usual_graphs
+from mytx.exporter.graphs.inferred import infer_graphs
 from mytx.exporter.graphs.user_code import check_float32
 from mytx.exporter.graphs.user_model import custom_graphs
 from mytx.exporter.pipeline import export_bundle
@@ -69,7 +69,7 @@ class Ending(Embedded):
 
 def test_a_method_that_ends_the_program_is_said():
     with pytest.raises(OptionError, match="encode of Ending works neither with"):
-        usual_graphs(Ending().eval())
+        infer_graphs(Ending().eval())
 
 
 class WithoutState(Embedded):

@@ -11,8 +11,7 @@ from onnx import numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
 from bundles import tiny_bundle
-from mytx.exporter.formats.onnx import stream as onnx_stream
-from mytx.exporter.formats.onnx.stream import Weights, read_model, read_values
+from mytx.exporter.formats.onnx.storage import Weights, read_model, read_values
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder", "full"])
@@ -42,7 +41,6 @@ def test_weights_in_a_second_file_are_read_too(tmp_path):
 
 
 def test_large_weights_are_read_when_they_are_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_stream, "KEPT", 600)
     path = tiny_bundle() / "encoder.onnx"
     weights = Weights(path)
     expected = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}

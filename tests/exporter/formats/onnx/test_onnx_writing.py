@@ -14,8 +14,9 @@ from onnx import numpy_helper
 
 from mytx.exporter import ExportError
 from mytx.exporter.formats.onnx import export as onnx_format
-from mytx.exporter.formats.onnx import stream as onnx_stream
-from mytx.exporter.formats.onnx.stream import write_model
+from mytx.exporter.formats.onnx import storage
+from mytx.exporter.formats.onnx.compose import compose_full
+from mytx.exporter.formats.onnx.storage import write_model
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
 
 
@@ -59,7 +60,7 @@ def test_weights_of_every_size_are_read_back(size: int, tmp_path: Path) -> None:
 def test_a_file_larger_than_protobuf_allows_is_an_error_before_it_is_written(
     translation: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx_stream, "INLINE_LIMIT", 1000)
+    monkeypatch.setattr(storage, "INLINE_LIMIT", 1000)
     with pytest.raises(ExportError, match=r"full\.onnx would have .* GB, a file of ONNX at most 2 GB") as caught:
         onnx_format.save(translation.finished("full"), tmp_path / "full.onnx")
     assert "--weights shared" in caught.value.hint
@@ -75,7 +76,7 @@ def test_weights_are_in_the_file_where_there_is_no_other(translation: Exported, 
 def test_saving_and_composing_leave_the_models_as_they_were(translation: Exported, tmp_path: Path) -> None:
     halves = [translation.raw("encoder"), translation.raw("decoder")]
     before = [ir.to_proto(model).SerializeToString(deterministic=True) for model in halves]
-    onnx_format.compose_full(halves[0], halves[1], translation.contract("full"))
+    compose_full(halves[0], halves[1], translation.contract("full"))
     write_model(halves[0], tmp_path / "x.onnx")
     assert [ir.to_proto(model).SerializeToString(deterministic=True) for model in halves] == before
 

@@ -18,7 +18,7 @@ from mytx.exporter import OptionError, export_bundle, open_bundle
 from mytx.exporter.bundle.rebuild import rebuild
 from mytx.exporter.formats.onnx import shared_weights
 from mytx.exporter.formats.onnx.shared_weights import PAGE, SMALLEST, WEIGHTS, SharedWeights, shares, write_weights
-from mytx.exporter.formats.onnx.stream import read_model
+from mytx.exporter.formats.onnx.storage import read_model
 from mytx.exporter.formats.table import PLAIN
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.models import CoupletModel, Model, TranslationModel

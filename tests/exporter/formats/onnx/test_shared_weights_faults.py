@@ -15,7 +15,7 @@ from cli_support import Run, assert_refused
 from bundles import LETTERS, SOUNDS, arrays_of, relist, shared_bundle, tiny_model
 from mytx.exporter import BundleError, open_bundle
 from mytx.exporter.formats.onnx.shared_weights import WEIGHTS, SharedWeights, write_weights
-from mytx.exporter.formats.onnx.stream import read_model, read_values
+from mytx.exporter.formats.onnx.storage import read_model, read_values
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.weights import find_weights
 from mytx.models import TranslationModel

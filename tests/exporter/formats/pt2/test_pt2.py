@@ -159,5 +159,22 @@ def test_the_file_holds_its_contract_for_others(honest: TorchFiles) -> None:
     assert json.loads(extra["mytx.json"])["producer"] == "test"
 
 
+@pytest.mark.parametrize("kind", ["translation", "bare, every mask"])
+@pytest.mark.parametrize("name", ["encoder", "decoder", "full"])
+def test_pytorch_alone_calls_a_file_by_position_or_by_name(
+    files: Callable[[str], TorchFiles], kind: str, name: str
+) -> None:
+    made = files(kind)
+    cases, expected, _ = made.proven.cases(name)
+    inputs = [torch.from_numpy(cases[0].inputs[spec.name]) for spec in made.contract(name).inputs]
+    with quiet(), torch.inference_mode():
+        module = torch.export.load(made.path(name)).module()
+        by_position = module(*inputs)
+        by_name = module.forward(**dict(zip([spec.name for spec in made.contract(name).inputs], inputs, strict=True)))
+    (reference,) = expected[0].values()
+    assert np.allclose(by_position, reference.values, atol=1e-5)
+    assert torch.equal(by_position, by_name)
+
+
 def test_no_graph_needs_another(honest: TorchFiles) -> None:
     assert pt2_format.needs(honest.proven.graphs, "full") == ()

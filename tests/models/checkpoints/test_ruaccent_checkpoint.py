@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mytx.models import CheckpointError, CoupletModel, Vocabulary, config_of, find_vocab, load_checkpoint
 
-GOLDENS = json.loads((Path(__file__).parents[1] / "data" / "ruaccent.json").read_text(encoding="utf-8"))
+GOLDENS = json.loads((Path(__file__).parents[2] / "data" / "ruaccent.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")

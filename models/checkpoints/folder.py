@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from .build import Model, config_of, empty_model, fill_model
-from .config import ModelConfig
-from .errors import CheckpointError
-from .parts import Parts, account, is_finite, to_float32
-from .reading import read_safetensors
+from ..build import Model, config_of, empty_model, fill_model
+from ..config import ModelConfig
+from ..errors import CheckpointError
+from .files import read_safetensors
+from .ledger import Ledger, check_complete, to_float32
+from .values import is_finite
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -57,11 +58,11 @@ def load_model(folder: str | Path) -> Model:
     if not path.is_file():
         raise CheckpointError(f"{folder} has no {WEIGHTS}", "save_model(model, folder) writes one")
     tensors = read_safetensors(path)
-    parts = Parts({}, placed=tensors, origins={name: name for name in tensors})
+    ledger = Ledger({}, placed=tensors, origins={name: name for name in tensors})
     model = empty_model(config)
     try:
-        account(parts, model.state_dict())
-        return fill_model(model, to_float32(parts))
+        check_complete(ledger, model.state_dict())
+        return fill_model(model, to_float32(ledger))
     except CheckpointError as error:
         raise CheckpointError(f"{path} does not fit {CONFIG}: {error.message}", "save the model again") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -10,35 +9,15 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .config import Assumption
-from .errors import CheckpointError
+from ..config import Assumption
+from ..errors import CheckpointError
+from .values import DIVERGED, SAVE, copy_float32, is_finite, unsuited
 
 SHOWN = 5
 
-# The outer parts, by the names of the task models' state dicts. The stacks are `encoder.…` and `decoder.…` here.
-SOURCE = "src_token_embedding.embedding.weight"
-TARGET = "tgt_token_embedding.embedding.weight"
-SHARED = "token_embedding.embedding.weight"
-POSITIONS = "pos_embedding.pe"
-HEAD = "classification.weight"
-HEAD_BIAS = "classification.bias"
-CLASSIFIER = ("classifier.0.weight", "classifier.0.bias", "classifier.2.weight", "classifier.2.bias")
-OUTER = (SOURCE, TARGET, SHARED, POSITIONS, HEAD, HEAD_BIAS, *CLASSIFIER)
-
-#: What each kind of model has outside its layers and cannot do without.
-REQUIRED = {
-    "transformer": (),
-    "translation": (SOURCE, TARGET, HEAD, HEAD_BIAS),
-    "couplet": (SHARED, HEAD, HEAD_BIAS),
-    "classification": (SOURCE, *CLASSIFIER),
-}
-
-#: What a person calls them: in ``--key ROLE=NAME`` and in what is recorded as assumed.
-ROLES = {"source_embedding": SOURCE, "target_embedding": TARGET, "output_projection": HEAD, "positions": POSITIONS}
-
 
 @dataclass
-class Parts:
+class Ledger:
     """Tensors on their way from a checkpoint into a model.
 
     Attributes:
@@ -74,27 +53,27 @@ class Parts:
         self.assumed.append(Assumption(name, value, source))
 
 
-def account(parts: Parts, expected: Mapping[str, Tensor]) -> None:
-    """Check that ``parts.placed`` is exactly ``expected`` in names and shapes, and that nothing is left.
+def check_complete(ledger: Ledger, expected: Mapping[str, Tensor]) -> None:
+    """Check that ``ledger.placed`` is exactly ``expected`` in names and shapes, and that nothing is left.
 
     Raises:
         CheckpointError: naming what is missing, unexpected, or of another shape.
     """
-    missing = [name for name in expected if name not in parts.placed]
-    extra = [describe(name, tensor) for name, tensor in parts.left.items()]
-    extra += [describe(parts.origins[ours], parts.placed[ours]) for ours in parts.placed if ours not in expected]
+    missing = [name for name in expected if name not in ledger.placed]
+    extra = [describe(name, tensor) for name, tensor in ledger.left.items()]
+    extra += [describe(ledger.origins[ours], ledger.placed[ours]) for ours in ledger.placed if ours not in expected]
     if missing or extra:
-        complain(missing, extra)
+        raise_mismatch(missing, extra)
     for name, tensor in expected.items():
-        if parts.placed[name].shape != tensor.shape:
+        if ledger.placed[name].shape != tensor.shape:
             raise CheckpointError(
-                f"{parts.origins[name]} gives {name} the shape {list(parts.placed[name].shape)}, "
+                f"{ledger.origins[name]} gives {name} the shape {list(ledger.placed[name].shape)}, "
                 f"the rest of the checkpoint says {list(tensor.shape)}",
                 "all tensors must agree on d_model, dim_feedforward and the sizes of the vocabularies",
             )
 
 
-def complain(missing: list[str], extra: list[str]) -> NoReturn:
+def raise_mismatch(missing: list[str], extra: list[str]) -> NoReturn:
     """Raise the error for tensors that are ``missing`` (our names) and ``extra`` (the checkpoint's, with shapes)."""
     message = f"the checkpoint lacks {listed(missing, 'tensor')}" if missing else "the checkpoint"
     if extra:
@@ -109,52 +88,35 @@ def complain(missing: list[str], extra: list[str]) -> NoReturn:
     raise CheckpointError(message, hint)
 
 
-def to_float32(parts: Parts) -> dict[str, Tensor]:
-    """Independent float32 copies of ``parts.placed``, which is emptied on the way to keep memory low.
+def to_float32(ledger: Ledger) -> dict[str, Tensor]:
+    """Independent float32 copies of ``ledger.placed``, which is emptied on the way to keep memory low.
 
     Raises:
         CheckpointError: for tensors that are not floats, or not finite, by name.
     """
-    odd = [f"{parts.origins[name]} ({kind(tensor)})" for name, tensor in parts.placed.items() if kind(tensor)]
+    odd = [f"{ledger.origins[name]} ({unsuited(tensor)})" for name, tensor in ledger.placed.items() if unsuited(tensor)]
     if odd:
-        raise CheckpointError(f"weights must be plain floats: {listed(odd, 'tensor')}", "save it before quantisation")
+        raise CheckpointError(f"weights must be plain floats: {listed(odd, 'tensor')}", SAVE)
     state: dict[str, Tensor] = {}
     dtypes: set[torch.dtype] = set()
-    broken: list[str] = []
-    for name in list(parts.placed):
-        tensor = parts.placed.pop(name)
+    broken: dict[str, int] = {}
+    for name in list(ledger.placed):
+        tensor = ledger.placed.pop(name)
         dtypes.add(tensor.dtype)
         state[name] = copy_float32(tensor)
         if not is_finite(state[name]):
-            broken.append(parts.origins[name])
+            theirs = ledger.origins[name]  # a packed tensor has several places
+            broken[theirs] = broken.get(theirs, 0) + int((~state[name].isfinite()).sum())
     if broken:
+        counted = [f"{theirs} ({count:,} value{'' if count == 1 else 's'})" for theirs, count in broken.items()]
         raise CheckpointError(
-            f"NaN or infinite values in {listed(list(dict.fromkeys(broken)), 'tensor')}",
-            "the training went wrong, or the values do not fit into float32",
+            f"NaN or infinite values in {listed(counted, 'tensor')}",
+            DIVERGED,
         )
     for dtype in sorted(dtypes - {torch.float32}, key=str):
         how = "rounded" if dtype == torch.float64 else "widened, exact"
-        parts.assume("weights", f"{str(dtype).removeprefix('torch.')} -> float32", how)
+        ledger.assume("weights", f"{str(dtype).removeprefix('torch.')} -> float32", how)
     return state
-
-
-def copy_float32(tensor: Tensor) -> Tensor:
-    """A contiguous float32 copy that shares no memory with ``tensor``."""
-    return tensor.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether no value of ``tensor`` is NaN or infinite; without a copy, unlike ``isfinite().all()``."""
-    return tensor.numel() == 0 or all(math.isfinite(extreme) for extreme in torch.aminmax(tensor.detach()))
-
-
-def kind(tensor: Tensor) -> str:
-    """What keeps ``tensor`` from being plain weights: its dtype or layout; empty if nothing does."""
-    if not tensor.is_floating_point() or tensor.is_quantized:
-        return str(tensor.dtype).removeprefix("torch.")
-    if tensor.layout != torch.strided:
-        return str(tensor.layout).removeprefix("torch.")
-    return "meta: it has no values" if tensor.is_meta else ""
 
 
 def describe(name: str, tensor: Tensor) -> str:

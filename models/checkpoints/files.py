@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from .errors import CheckpointError
+from ..errors import CheckpointError
 
 HOW_TO_SAVE = 'where it was written, save the weights alone: torch.save(model.state_dict(), "weights.pt")'
 CHUNK = 1 << 20

@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .build import Model, assume, config_of, empty_model, fill_model
-from .config import ModelConfig
-from .embedding import sinusoidal_positions
-from .errors import CheckpointError
-from .keys import Keys, apply_keys
-from .layouts import Sizes, place_layers
-from .mapping import place_outer
-from .parts import CLASSIFIER, HEAD, POSITIONS, REQUIRED, SHARED, SOURCE, Parts, account, complain, to_float32
-from .reading import read_file
-from .settings import APPLY, DEFAULTS, check_heads, option, settle
-from .storage import CONFIG, load_model
-from .unwrapping import unwrap
-from .vocab import Vocabulary, find_vocab
+from ..build import Model, assume, config_of, empty_model, fill_model
+from ..config import ModelConfig
+from ..embedding import sinusoidal_positions
+from ..errors import CheckpointError
+from ..vocab import Vocabulary, find_vocab
+from .assumptions import APPLY, DEFAULTS, check_heads, choose_settings, option_name
+from .embeddings_and_head import place_outer
+from .files import read_file
+from .folder import CONFIG, load_model
+from .key_option import Keys, apply_keys
+from .layers import Sizes, place_layers
+from .ledger import Ledger, check_complete, raise_mismatch, to_float32
+from .names import CLASSIFIER, HEAD, POSITIONS, REQUIRED, SHARED, SOURCE
+from .state_dict import unwrap
 
 Vocab = str | Path | Mapping[str, Any] | Vocabulary
 
@@ -47,7 +48,7 @@ def load_checkpoint(
         path: the file, or a folder that ``save_model`` wrote.
         nhead: number of heads; a checkpoint does not tell.
         keys: which tensor is what, where names and shapes leave it open: ``{"source_embedding": "embed.weight"}`` or
-            ``["source_embedding=embed.weight"]``. See :func:`~mytx.models.keys.apply_keys`.
+            ``["source_embedding=embed.weight"]``. See :func:`~mytx.models.checkpoints.key_option.apply_keys`.
         activation, norm_first, layer_norm_eps: as in :class:`~mytx.transformer.TransformerConfig`.
         embedding_scale, pad_id, bos_id, eos_id, pooling: as in :class:`~mytx.models.ModelConfig`.
         vocab: vocabulary, or its JSON file; default: ``vocab.json`` beside the checkpoint. Ids of its special tokens
@@ -69,22 +70,22 @@ def load_checkpoint(
     }
     if path.is_dir():
         return load_folder(path, keys, {"nhead": nhead, **given}, vocab)
-    parts = read_parts(path)
-    apply_keys(parts, keys)
-    sizes = place_layers(parts)
-    kind = place_outer(parts, sizes.d_model, has_decoder=sizes.num_decoder_layers > 0)
-    config = configure(kind, sizes, parts, nhead, given, read_vocab(kind, path, vocab))
-    return load_parts(config, parts)
+    ledger = read_tensors(path)
+    apply_keys(ledger, keys)
+    sizes = place_layers(ledger)
+    kind = place_outer(ledger, sizes.d_model, has_decoder=sizes.num_decoder_layers > 0)
+    config = configure(kind, sizes, ledger, nhead, given, read_vocab(kind, path, vocab))
+    return model_of(config, ledger)
 
 
-def read_parts(path: Path) -> Parts:
+def read_tensors(path: Path) -> Ledger:
     """The tensors in the file ``path``, none of them placed yet."""
     found = unwrap(read_file(path))
-    parts = Parts(found.tensors)
+    ledger = Ledger(found.tensors)
     if found.others:
         others = ", ".join(place or "the outermost" for place in found.others)
-        parts.assume("state dict", found.place or "the outermost", f"preferred to {others}")
-    return parts
+        ledger.assume("state dict", found.place or "the outermost", f"preferred to {others}")
+    return ledger
 
 
 def read_vocab(kind: str, path: Path, vocab: Vocab | None) -> Vocabulary | None:
@@ -101,60 +102,61 @@ def read_vocab(kind: str, path: Path, vocab: Vocab | None) -> Vocabulary | None:
 
 
 def configure(
-    kind: str, sizes: Sizes, parts: Parts, nhead: int | None, given: dict[str, Any], vocabulary: Vocabulary | None
+    kind: str, sizes: Sizes, ledger: Ledger, nhead: int | None, given: dict[str, Any], vocabulary: Vocabulary | None
 ) -> ModelConfig:
     """The configuration that shapes, options and vocabulary make, with what was assumed.
 
     Raises:
         CheckpointError: for a head count that is missing or does not fit, or an option that does not.
     """
-    missing = [name for name in REQUIRED[kind] if name not in parts.placed]
+    missing = [name for name in REQUIRED[kind] if name not in ledger.placed]
     if missing:
-        complain(missing, [])
+        raise_mismatch(missing, [])
     heads = check_heads(sizes.d_model, nhead)
-    values, assumed = settle(kind, sizes.d_model, given, vocabulary)
+    values, assumed = choose_settings(kind, sizes.d_model, given, vocabulary)
     flat = {**vars(sizes), **values, "nhead": heads}
     if kind != "transformer":
-        source_rows = rows(parts, SHARED) or rows(parts, SOURCE)
+        source_rows = rows(ledger, SHARED) or rows(ledger, SOURCE)
         flat["src_vocab_size"] = source_rows
-        flat["tgt_vocab_size"] = rows(parts, HEAD)
-        flat["max_length"] = rows(parts, POSITIONS) or DEFAULTS["max_length"]
-        if POSITIONS not in parts.placed:
-            parts.place(POSITIONS, "sinusoid", sinusoidal_positions(flat["max_length"], sizes.d_model).unsqueeze(1))
-            parts.assume("positions", f"sinusoidal, {flat['max_length']}", "default: the checkpoint has none")
+        flat["tgt_vocab_size"] = rows(ledger, HEAD)
+        flat["max_length"] = rows(ledger, POSITIONS) or DEFAULTS["max_length"]
+        if POSITIONS not in ledger.placed:
+            ledger.place(POSITIONS, "sinusoid", sinusoidal_positions(flat["max_length"], sizes.d_model).unsqueeze(1))
+            ledger.assume("positions", f"sinusoidal, {flat['max_length']}", "default: the checkpoint has none")
         if vocabulary:
             vocabulary.check_rows(source_rows, None if kind == "classification" else flat["tgt_vocab_size"])
     if kind == "classification":
-        flat["dim_classification"], flat["num_classification"] = rows(parts, CLASSIFIER[0]), rows(parts, CLASSIFIER[2])
+        flat["dim_classification"] = rows(ledger, CLASSIFIER[0])
+        flat["num_classification"] = rows(ledger, CLASSIFIER[2])
     try:
         config = ModelConfig.build(kind, flat, {})
     except ValueError as error:
         wrong = next((name for name in given if str(error).startswith(name)), "")
         raise CheckpointError(
-            str(error), f"give another {option(wrong)}" if wrong else "is it the whole model?"
+            str(error), f"give another {option_name(wrong)}" if wrong else "is it the whole model?"
         ) from error
-    return config.with_assumed((*assumed, *parts.assumed))
+    return config.with_assumed((*assumed, *ledger.assumed))
 
 
-def rows(parts: Parts, ours: str) -> int:
+def rows(ledger: Ledger, ours: str) -> int:
     """Rows of the tensor that was placed as ``ours``; 0 where there is none."""
-    tensor = parts.placed.get(ours)
+    tensor = ledger.placed.get(ours)
     return tensor.size(0) if tensor is not None and tensor.dim() > 0 else 0
 
 
-def load_parts(config: ModelConfig, parts: Parts) -> Model:
-    """The model of ``config`` with exactly the tensors of ``parts``.
+def model_of(config: ModelConfig, ledger: Ledger) -> Model:
+    """The model of ``config`` with exactly the tensors of ``ledger``.
 
     Raises:
         CheckpointError: where tensors are missing, left over, of another shape, not floats or not finite.
     """
     model = empty_model(config)
     if config.kind in ("translation", "couplet"):
-        parts.nest("my_transformer.")
-    account(parts, model.state_dict())
-    recorded = len(parts.assumed)
-    state = to_float32(parts)
-    assume(model, (*config.assumed, *parts.assumed[recorded:]))
+        ledger.nest("my_transformer.")
+    check_complete(ledger, model.state_dict())
+    recorded = len(ledger.assumed)
+    state = to_float32(ledger)
+    assume(model, (*config.assumed, *ledger.assumed[recorded:]))
     return fill_model(model, state)
 
 
@@ -172,7 +174,8 @@ def load_folder(path: Path, keys: Keys, given: dict[str, Any], vocab: Vocab | No
     for name, value in given.items():
         if value is not None and value != stored[name]:
             raise CheckpointError(
-                f"{path / CONFIG} says {name}={stored[name]}, {option(name)} says {value}", f"leave out {option(name)}"
+                f"{path / CONFIG} says {name}={stored[name]}, {option_name(name)} says {value}",
+                f"leave out {option_name(name)}",
             )
     vocabulary = read_vocab(config.kind, path, vocab)
     if vocabulary:

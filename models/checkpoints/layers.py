@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .errors import CheckpointError
-from .keys import STACK_NAME
-from .parts import Parts, complain, describe, listed
-from .unwrapping import LAYER
+from ..errors import CheckpointError
+from .ledger import Ledger, describe, listed, raise_mismatch
+from .names import LAYER, STACK_NAME
 
 STACKS = ("encoder", "decoder")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -31,7 +30,7 @@ class Sizes:
     bias: bool
 
 
-def place_layers(parts: Parts) -> Sizes:
+def place_layers(ledger: Ledger) -> Sizes:
     """Place the tensors of both stacks and read the sizes from them. Each attention block may be in its own layout:
 
     - current: ``q_proj.weight``, ``q_proj.bias``, …
@@ -42,23 +41,23 @@ def place_layers(parts: Parts) -> Sizes:
         CheckpointError: where there are no layers, or two transformers, or layers or one of the final norms missing.
     """
     legacy: dict[str, int] = {}
-    for stack, outer in find_stacks(parts).items():
-        for theirs in [name for name in parts.left if name.startswith(outer)]:
-            place_one(parts, legacy, theirs, f"{stack}.{theirs.removeprefix(outer)}")
-    sizes = read_sizes(parts)
+    for stack, outer in find_stacks(ledger).items():
+        for theirs in [name for name in ledger.left if name.startswith(outer)]:
+            place_one(ledger, legacy, theirs, f"{stack}.{theirs.removeprefix(outer)}")
+    sizes = read_sizes(ledger)
     if sizes.bias:
-        zero_biases(parts, legacy)
+        zero_biases(ledger, legacy)
     return sizes
 
 
-def find_stacks(parts: Parts) -> dict[str, str]:
+def find_stacks(ledger: Ledger) -> dict[str, str]:
     """The prefix before ``layers.N.…`` of each stack: ``{"encoder": "transformer.encoder."}``.
 
     Raises:
         CheckpointError: where a stack has several.
     """
     prefixes: dict[str, list[str]] = {stack: [] for stack in STACKS}
-    for name in parts.left:
+    for name in ledger.left:
         match = LAYER.match(name)
         if match:
             prefix = f"{match['outer']}{match['stack']}."
@@ -73,9 +72,9 @@ def find_stacks(parts: Parts) -> dict[str, str]:
     return {stack: several[0] for stack, several in prefixes.items() if several}
 
 
-def place_one(parts: Parts, legacy: dict[str, int], theirs: str, ours: str) -> None:
+def place_one(ledger: Ledger, legacy: dict[str, int], theirs: str, ours: str) -> None:
     """Place the tensor ``theirs`` of a stack; ``legacy`` collects the width of each block in the legacy layout."""
-    tensor = parts.left[theirs]
+    tensor = ledger.left[theirs]
     packed, raw = PACKED.fullmatch(ours), LEGACY.fullmatch(ours)
     pieces: dict[str, Tensor] = {}
     if packed and tensor.dim() > 0:
@@ -88,44 +87,44 @@ def place_one(parts: Parts, legacy: dict[str, int], theirs: str, ours: str) -> N
         legacy[raw["block"]] = tensor.shape[0] if tensor.dim() else 0
     elif STACK_NAME.fullmatch(ours):
         pieces = {ours: tensor}
-    if pieces and not any(name in parts.placed for name in pieces):
+    if pieces and not any(name in ledger.placed for name in pieces):
         for name, piece in pieces.items():
-            parts.place(name, theirs, piece)
-        parts.take(theirs)
+            ledger.place(name, theirs, piece)
+        ledger.take(theirs)
 
 
-def zero_biases(parts: Parts, legacy: dict[str, int]) -> None:
+def zero_biases(ledger: Ledger, legacy: dict[str, int]) -> None:
     """Zeros for the query, key and value biases that the legacy layout never had."""
     names = [(f"{block}.{projection}.bias", width) for block, width in legacy.items() for projection in PROJECTIONS]
-    absent = [(name, width) for name, width in names if name not in parts.placed]
+    absent = [(name, width) for name, width in names if name not in ledger.placed]
     for name, width in absent:
-        parts.place(name, "the legacy layout, without a bias,", torch.zeros(width))
+        ledger.place(name, "the legacy layout, without a bias,", torch.zeros(width))
     if absent:
-        parts.assume("query, key and value biases", 0.0, "exact: the legacy layout has none")
+        ledger.assume("query, key and value biases", 0.0, "exact: the legacy layout has none")
 
 
-def read_sizes(parts: Parts) -> Sizes:
+def read_sizes(ledger: Ledger) -> Sizes:
     """The sizes that the placed layers say.
 
     Raises:
         CheckpointError: where there are no layers, no encoder, or a layer or one of the final norms is missing.
     """
-    first = next((name for name in parts.placed if name.endswith("linear1.weight")), None)
-    if first is None and any(map(LAYER.match, parts.placed)):
-        complain(["encoder.layers.0.linear1.weight"], [])
-    if first is None or parts.placed[first].dim() != 2:
+    first = next((name for name in ledger.placed if name.endswith("linear1.weight")), None)
+    if first is None and any(map(LAYER.match, ledger.placed)):
+        raise_mismatch(["encoder.layers.0.linear1.weight"], [])
+    if first is None or ledger.placed[first].dim() != 2:
         raise CheckpointError(
             "the checkpoint has no transformer layers (encoder.layers.N.… or decoder.layers.N.… with linear1.weight)"
-            f", it has {listed(list(parts.left), 'tensor')}",
+            f", it has {listed(list(ledger.left), 'tensor')}",
             "encoder-decoder Transformers with the keys of torch.nn.Transformer or of mytx are read; others: --model",
         )
-    dim_feedforward, d_model = parts.placed[first].shape
-    counts = {stack: count_layers(parts, stack) for stack in STACKS}
+    dim_feedforward, d_model = ledger.placed[first].shape
+    counts = {stack: count_layers(ledger, stack) for stack in STACKS}
     if not counts["encoder"]:
         raise CheckpointError(
             "the checkpoint has a decoder and no encoder", "only encoder-decoder models are supported"
         )
-    normed = {name.split(".")[0] for name in parts.placed if ".norm." in name}
+    normed = {name.split(".")[0] for name in ledger.placed if ".norm." in name}
     norms = {stack: stack in normed for stack in STACKS if counts[stack]}
     if len(set(norms.values())) > 1:
         having, lacking = sorted(norms, key=norms.__getitem__, reverse=True)
@@ -139,17 +138,17 @@ def read_sizes(parts: Parts) -> Sizes:
         num_encoder_layers=counts["encoder"],
         num_decoder_layers=counts["decoder"],
         final_norm=any(norms.values()),
-        bias=any(STACK_NAME.fullmatch(name) and name.endswith(".bias") for name in parts.placed),
+        bias=any(STACK_NAME.fullmatch(name) and name.endswith(".bias") for name in ledger.placed),
     )
 
 
-def count_layers(parts: Parts, stack: str) -> int:
+def count_layers(ledger: Ledger, stack: str) -> int:
     """How many layers ``stack`` has.
 
     Raises:
         CheckpointError: where their numbers have a gap.
     """
-    matches = (LAYER.fullmatch(name) for name in parts.placed)
+    matches = (LAYER.fullmatch(name) for name in ledger.placed)
     numbers = sorted({int(match["index"]) for match in matches if match and match["stack"] == stack})
     if numbers != list(range(len(numbers))):
         gap = next(number for number in range(len(numbers)) if number not in numbers)

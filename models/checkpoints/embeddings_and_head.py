@@ -7,9 +7,9 @@ import re
 import torch
 from torch import Tensor
 
-from .errors import CheckpointError
-from .parts import CLASSIFIER, HEAD, HEAD_BIAS, POSITIONS, ROLES, SHARED, SOURCE, TARGET, Parts, describe
-from .unwrapping import LAYER
+from ..errors import CheckpointError
+from .ledger import Ledger, describe
+from .names import CLASSIFIER, HEAD, HEAD_BIAS, LAYER, POSITIONS, ROLES, SHARED, SOURCE, TARGET
 
 #: Names of upstream's task models and of PyTorch's translation tutorial; any prefix may come before them.
 KNOWN = {
@@ -25,7 +25,7 @@ POSITION_NAME = re.compile(r"(?:^|[._])(?:pos(?!t)|w?pe(?:[._]|$))", re.IGNORECA
 BY_SHAPE = "mapped by shape"
 
 
-def place_outer(parts: Parts, d_model: int, has_decoder: bool) -> str:
+def place_outer(ledger: Ledger, d_model: int, has_decoder: bool) -> str:
     """Place what is outside the layers, and say which kind of model that makes (``ModelConfig.kind``).
 
     By shape, with V rows and width d: a ``[V, d]`` with a ``[V]`` bias beside it is the output projection; a lone
@@ -35,61 +35,61 @@ def place_outer(parts: Parts, d_model: int, has_decoder: bool) -> str:
     Raises:
         CheckpointError: where there are two readings, or a part is missing.
     """
-    place_known(parts)
-    place_positions(parts, d_model)
-    if any(name in parts.placed for name in CLASSIFIER) and not has_decoder:
-        place_classifier_embedding(parts, d_model)
+    place_known(ledger)
+    place_positions(ledger, d_model)
+    if any(name in ledger.placed for name in CLASSIFIER) and not has_decoder:
+        place_classifier_embedding(ledger, d_model)
         return "classification"
     if not has_decoder:
         raise CheckpointError(
             "the checkpoint has an encoder and neither a decoder nor a classifier (classifier.0.…, classifier.2.…)",
             "an encoder alone is not supported yet",
         )
-    pairs, lone = matrices(parts, d_model)
-    if not (pairs or lone or {SOURCE, TARGET, SHARED, HEAD} & parts.placed.keys()):
-        for ours in ({POSITIONS} - parts.asked) & parts.placed.keys():  # no tokens, so nothing that has positions
-            parts.left[parts.origins[ours]] = parts.placed.pop(ours)
+    pairs, lone = matrices(ledger, d_model)
+    if not (pairs or lone or {SOURCE, TARGET, SHARED, HEAD} & ledger.placed.keys()):
+        for ours in ({POSITIONS} - ledger.asked) & ledger.placed.keys():  # no tokens, so nothing that has positions
+            ledger.left[ledger.origins[ours]] = ledger.placed.pop(ours)
         return "transformer"
-    place_head(parts, pairs, lone)
-    place_embeddings(parts, lone)
-    return "couplet" if SHARED in parts.placed else "translation"
+    place_head(ledger, pairs, lone)
+    place_embeddings(ledger, lone)
+    return "couplet" if SHARED in ledger.placed else "translation"
 
 
-def place_known(parts: Parts) -> None:
+def place_known(ledger: Ledger) -> None:
     """Place the tensors whose names end in a known one."""
-    for theirs in outer_names(parts):
+    for theirs in outer_names(ledger):
         segments = theirs.split(".")
         ours = next((KNOWN[end] for end in (".".join(segments[n:]) for n in range(len(segments))) if end in KNOWN), "")
-        if ours and ours not in parts.placed:
-            parts.place(ours, theirs, parts.left[theirs])
-            parts.take(theirs)
+        if ours and ours not in ledger.placed:
+            ledger.place(ours, theirs, ledger.left[theirs])
+            ledger.take(theirs)
 
 
-def place_positions(parts: Parts, d_model: int) -> None:
+def place_positions(ledger: Ledger, d_model: int) -> None:
     """Place the position table as ``[L, 1, d]``; several are one table where they are equal.
 
     Raises:
         CheckpointError: where two differ, or the one that was asked for has another shape.
     """
-    if POSITIONS in parts.placed:
-        parts.placed[POSITIONS] = as_positions(parts.placed[POSITIONS])
-    for theirs in outer_names(parts):
-        tensor = parts.left[theirs]
+    if POSITIONS in ledger.placed:
+        ledger.placed[POSITIONS] = as_positions(ledger.placed[POSITIONS])
+    for theirs in outer_names(ledger):
+        tensor = ledger.left[theirs]
         named = POSITION_NAME.search(theirs) is not None
         thin = tensor.dim() == 3 and 1 in tensor.shape[:2] and (named or tensor.shape[:2].numel() > 1)
         if not (thin or (named and tensor.dim() == 2)) or tensor.shape[-1] != d_model or not tensor.is_floating_point():
             continue
         table = as_positions(tensor)
-        if POSITIONS not in parts.placed:
-            parts.place(POSITIONS, theirs, table)
-            parts.assume("positions", theirs, BY_SHAPE)
-        elif not torch.equal(parts.placed[POSITIONS], table):
-            kept = parts.origins[POSITIONS]
+        if POSITIONS not in ledger.placed:
+            ledger.place(POSITIONS, theirs, table)
+            ledger.assume("positions", theirs, BY_SHAPE)
+        elif not torch.equal(ledger.placed[POSITIONS], table):
+            kept = ledger.origins[POSITIONS]
             raise CheckpointError(
-                f"two position tables differ: {describe(kept, parts.placed[POSITIONS])} and {describe(theirs, table)}",
+                f"two position tables differ: {describe(kept, ledger.placed[POSITIONS])} and {describe(theirs, table)}",
                 f"one serves both sides; if {theirs} is no such table: --key ignore={theirs}",
             )
-        parts.take(theirs)
+        ledger.take(theirs)
 
 
 def as_positions(tensor: Tensor) -> Tensor:
@@ -99,20 +99,21 @@ def as_positions(tensor: Tensor) -> Tensor:
     return tensor.transpose(0, 1) if tensor.dim() == 3 and tensor.size(0) == 1 else tensor
 
 
-def outer_names(parts: Parts) -> list[str]:
+def outer_names(ledger: Ledger) -> list[str]:
     """The tensors that are left and in no layer."""
-    return [name for name in parts.left if not LAYER.match(name)]
+    return [name for name in ledger.left if not LAYER.match(name)]
 
 
-def matrices(parts: Parts, d_model: int) -> tuple[list[str], list[str]]:
+def matrices(ledger: Ledger, d_model: int) -> tuple[list[str], list[str]]:
     """The ``[V, d]`` among what is left: those with a ``[V]`` bias beside them, and those without."""
     pairs: list[str] = []
     lone: list[str] = []
-    for name in outer_names(parts):
-        tensor = parts.left[name]
-        if tensor.dim() != 2 or tensor.size(1) != d_model or not tensor.is_floating_point():
+    for name in outer_names(ledger):
+        tensor = ledger.left[name]
+        weight = tensor.is_floating_point() or name.endswith("weight")  # a weight of integers is refused later, by name
+        if tensor.dim() != 2 or tensor.size(1) != d_model or not weight:
             continue
-        bias = parts.left.get(bias_of(name))
+        bias = ledger.left.get(bias_of(name))
         (lone if bias is None or bias.shape != tensor.shape[:1] else pairs).append(name)
     return pairs, lone
 
@@ -122,119 +123,119 @@ def bias_of(weight: str) -> str:
     return weight.removesuffix("weight") + "bias" if weight.endswith("weight") else ""
 
 
-def place_head(parts: Parts, pairs: list[str], lone: list[str]) -> None:
+def place_head(ledger: Ledger, pairs: list[str], lone: list[str]) -> None:
     """Place the output projection.
 
     Raises:
         CheckpointError: where there is none, or there are several, or it has no bias and that was not said.
     """
-    if HEAD in parts.placed:
-        head = parts.origins[HEAD]
-        if HEAD_BIAS not in parts.placed and HEAD not in parts.asked:
+    if HEAD in ledger.placed:
+        head = ledger.origins[HEAD]
+        if HEAD_BIAS not in ledger.placed and HEAD not in ledger.asked:
             raise CheckpointError(
                 f"{bias_of(head)} is missing beside {head}",
                 f"if the projection has no bias: --key output_projection={head}",
             )
-        if HEAD_BIAS not in parts.placed:
-            parts.place(HEAD_BIAS, f"{head}, without a bias,", torch.zeros(parts.placed[HEAD].shape[:1]))
-            parts.assume("output projection's bias", 0.0, "exact: the checkpoint has none")
+        if HEAD_BIAS not in ledger.placed:
+            ledger.place(HEAD_BIAS, f"{head}, without a bias,", torch.zeros(ledger.placed[HEAD].shape[:1]))
+            ledger.assume("output projection's bias", 0.0, "exact: the checkpoint has none")
         return
     if len(pairs) > 1:
         raise CheckpointError(
-            f"any of {', '.join(describe(name, parts.left[name]) for name in pairs)} could be the output projection",
+            f"any of {', '.join(describe(name, ledger.left[name]) for name in pairs)} could be the output projection",
             f"say which with --key output_projection={pairs[-1]}",
         )
     if not pairs:
-        choices = lone + [parts.origins[ours] for ours in (SOURCE, SHARED, TARGET) if ours in parts.placed]
+        choices = lone + [ledger.origins[ours] for ours in (SOURCE, SHARED, TARGET) if ours in ledger.placed]
         raise CheckpointError(
             f"no output projection: there is no [V, d] with a [V] bias beside it, only {', '.join(choices)}",
             f"say which, it may be an embedding too: --key output_projection={lone[-1] if lone else choices[-1]}",
         )
-    parts.place(HEAD, pairs[0], parts.left[pairs[0]])
-    parts.place(HEAD_BIAS, bias_of(pairs[0]), parts.left[bias_of(pairs[0])])
-    parts.assume("output_projection", pairs[0], BY_SHAPE)
-    parts.take(pairs[0])
-    parts.take(bias_of(pairs[0]))
+    ledger.place(HEAD, pairs[0], ledger.left[pairs[0]])
+    ledger.place(HEAD_BIAS, bias_of(pairs[0]), ledger.left[bias_of(pairs[0])])
+    ledger.assume("output_projection", pairs[0], BY_SHAPE)
+    ledger.take(pairs[0])
+    ledger.take(bias_of(pairs[0]))
 
 
-def place_embeddings(parts: Parts, lone: list[str]) -> None:
+def place_embeddings(ledger: Ledger, lone: list[str]) -> None:
     """Place the embedding of each side among ``lone``, or the one that serves both.
 
     Raises:
         CheckpointError: where there are two readings, or none.
     """
-    head = parts.origins[HEAD]
-    tied = head if head in parts.left else ""  # asked for as the projection; perhaps an embedding too
-    lone = [name for name in lone if name in parts.left and name != tied]
-    source, target = SOURCE in parts.placed, TARGET in parts.placed
-    if source and target and parts.origins[SOURCE] == parts.origins[TARGET]:
-        serve_both(parts, SOURCE)
-    elif SHARED in parts.placed or (source and target):
+    head = ledger.origins[HEAD]
+    tied = head if head in ledger.left else ""  # asked for as the projection; perhaps an embedding too
+    lone = [name for name in lone if name in ledger.left and name != tied]
+    source, target = SOURCE in ledger.placed, TARGET in ledger.placed
+    if source and target and ledger.origins[SOURCE] == ledger.origins[TARGET]:
+        serve_both(ledger, SOURCE)
+    elif SHARED in ledger.placed or (source and target):
         pass  # what is left of ``lone`` is unexpected
     elif source and not lone:
-        find_target(parts, tied, named=SOURCE not in parts.asked)
+        find_target(ledger, tied, named=SOURCE not in ledger.asked)
     elif target and not lone:
-        if TARGET in parts.asked:
-            serve_both(parts, TARGET)
+        if TARGET in ledger.asked:
+            serve_both(ledger, TARGET)
     elif (source or target) and len(lone) == 1:
-        place_by_shape(parts, TARGET if source else SOURCE, lone[0])
+        place_by_shape(ledger, TARGET if source else SOURCE, lone[0])
     elif len(lone) == 2 and not (source or target):
-        first, second = tell_apart(parts, lone)
-        place_by_shape(parts, SOURCE, first)
-        place_by_shape(parts, TARGET, second)
+        first, second = tell_apart(ledger, lone)
+        place_by_shape(ledger, SOURCE, first)
+        place_by_shape(ledger, TARGET, second)
     elif len(lone) > 1:
-        raise two_readings(parts, lone)
+        raise two_readings(ledger, lone)
     elif lone or tied:
-        place_by_shape(parts, SOURCE, lone[0] if lone else tied)
-        find_target(parts, tied, named=False)
+        place_by_shape(ledger, SOURCE, lone[0] if lone else tied)
+        find_target(ledger, tied, named=False)
     else:
         raise CheckpointError(
             f"no embedding: there is no [V, d] besides {head}",
             f"if that serves as the embedding too: --key source_embedding={head}",
         )
-    parts.take(tied)
+    ledger.take(tied)
 
 
-def find_target(parts: Parts, tied: str, named: bool) -> None:
+def find_target(ledger: Ledger, tied: str, named: bool) -> None:
     """The target's embedding, where only the source's is there: the same one, or the output projection's weights.
 
     Args:
-        parts: with the source's embedding in its place.
+        ledger: with the source's embedding in its place.
         tied: the tensor that is the output projection and may be an embedding too; empty if there is none.
         named: whether the source's embedding has a name that says it is not the target's.
 
     Raises:
         CheckpointError: where both are possible.
     """
-    source = parts.origins[SOURCE]
+    source = ledger.origins[SOURCE]
     if tied and tied != source:
-        if not named and parts.placed[SOURCE].shape[:1] == parts.placed[HEAD].shape[:1]:
+        if not named and ledger.placed[SOURCE].shape[:1] == ledger.placed[HEAD].shape[:1]:
             raise CheckpointError(
                 f"the target's embedding could be {source}, or the output projection's {tied}",
                 f"say which with --key target_embedding={source} or --key target_embedding={tied}",
             )
-        place_by_shape(parts, TARGET, tied)
+        place_by_shape(ledger, TARGET, tied)
     elif not named:
-        serve_both(parts, SOURCE)
+        serve_both(ledger, SOURCE)
 
 
-def tell_apart(parts: Parts, lone: list[str]) -> tuple[str, str]:
+def tell_apart(ledger: Ledger, lone: list[str]) -> tuple[str, str]:
     """Source and target among two: the target has as many rows as the output projection, and the source has not.
 
     Raises:
         CheckpointError: where that does not tell them apart.
     """
-    fits = [parts.left[name].shape[:1] == parts.placed[HEAD].shape[:1] for name in lone]
+    fits = [ledger.left[name].shape[:1] == ledger.placed[HEAD].shape[:1] for name in lone]
     if fits[0] == fits[1]:
-        raise two_readings(parts, lone)
+        raise two_readings(ledger, lone)
     return (lone[1], lone[0]) if fits[0] else (lone[0], lone[1])
 
 
-def two_readings(parts: Parts, lone: list[str]) -> CheckpointError:
+def two_readings(ledger: Ledger, lone: list[str]) -> CheckpointError:
     """The error for matrices that could each be either side's embedding."""
-    shapes = " and ".join(describe(name, parts.left[name]) for name in lone)
-    if SOURCE in parts.placed or TARGET in parts.placed:
-        role = "target" if SOURCE in parts.placed else "source"
+    shapes = " and ".join(describe(name, ledger.left[name]) for name in lone)
+    if SOURCE in ledger.placed or TARGET in ledger.placed:
+        role = "target" if SOURCE in ledger.placed else "source"
         return CheckpointError(
             f"either of {shapes} could be the {role} embedding", f"say which with --key {role}_embedding={lone[0]}"
         )
@@ -244,50 +245,51 @@ def two_readings(parts: Parts, lone: list[str]) -> CheckpointError:
     )
 
 
-def place_by_shape(parts: Parts, ours: str, theirs: str) -> None:
+def place_by_shape(ledger: Ledger, ours: str, theirs: str) -> None:
     """Place an embedding whose name says nothing, and record that."""
     role = next(role for role, name in ROLES.items() if name == ours)
-    parts.place(ours, theirs, parts.left[theirs])
-    parts.assume(role, theirs, BY_SHAPE)
-    parts.take(theirs)
+    ledger.place(ours, theirs, ledger.left[theirs])
+    ledger.assume(role, theirs, BY_SHAPE)
+    ledger.take(theirs)
 
 
-def serve_both(parts: Parts, ours: str) -> None:
+def serve_both(ledger: Ledger, ours: str) -> None:
     """The embedding at ``ours`` serves source and target.
 
     Raises:
         CheckpointError: where it has not as many rows as the output projection.
     """
-    theirs, tensor = parts.origins[ours], parts.placed.pop(ours)
-    head = parts.placed.get(HEAD)
+    theirs, tensor = ledger.origins[ours], ledger.placed.pop(ours)
+    head = ledger.placed.get(HEAD)
     if head is not None and head.shape[:1] != tensor.shape[:1]:
+        other = describe(ledger.origins[HEAD], head)
         raise CheckpointError(
-            f"{describe(theirs, tensor)} cannot serve both sides: {describe(parts.origins[HEAD], head)} has other rows",
+            f"{describe(theirs, tensor)} cannot serve both sides: {other} has other rows",
             "name the target's embedding with --key target_embedding=NAME",
         )
-    parts.placed.pop(TARGET, None)
-    parts.place(SHARED, theirs, tensor)
-    recorded = {item.name for item in parts.assumed}
+    ledger.placed.pop(TARGET, None)
+    ledger.place(SHARED, theirs, tensor)
+    recorded = {item.name for item in ledger.assumed}
     for role in ("source_embedding", "target_embedding"):
         if role not in recorded:
-            parts.assume(role, theirs, BY_SHAPE)
+            ledger.assume(role, theirs, BY_SHAPE)
 
 
-def place_classifier_embedding(parts: Parts, d_model: int) -> None:
+def place_classifier_embedding(ledger: Ledger, d_model: int) -> None:
     """Place the one embedding of a classification model.
 
     Raises:
         CheckpointError: where several could be it.
     """
-    if SHARED in parts.placed:
-        parts.place(SOURCE, parts.origins[SHARED], parts.placed.pop(SHARED))
-    if SOURCE in parts.placed:
+    if SHARED in ledger.placed:
+        ledger.place(SOURCE, ledger.origins[SHARED], ledger.placed.pop(SHARED))
+    if SOURCE in ledger.placed:
         return
-    lone = matrices(parts, d_model)[1]
+    lone = matrices(ledger, d_model)[1]
     if len(lone) > 1:
         raise CheckpointError(
-            f"any of {', '.join(describe(name, parts.left[name]) for name in lone)} could be the embedding",
+            f"any of {', '.join(describe(name, ledger.left[name]) for name in lone)} could be the embedding",
             f"say which with --key source_embedding={lone[0]}",
         )
     if lone:
-        place_by_shape(parts, SOURCE, lone[0])
+        place_by_shape(ledger, SOURCE, lone[0])

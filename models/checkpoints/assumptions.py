@@ -7,10 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..transformer import TransformerConfig
-from .config import Assumption, ModelConfig
-from .errors import CheckpointError
-from .vocab import Vocabulary
+from ...transformer import TransformerConfig
+from ..config import Assumption, ModelConfig
+from ..errors import CheckpointError
+from ..vocab import Vocabulary
 
 ALWAYS = ("activation", "norm_first", "layer_norm_eps")
 WITH_TOKENS = (*ALWAYS, "embedding_scale", "pad_id")
@@ -23,7 +23,7 @@ APPLY = {
 DEFAULTS = {field.name: field.default for cls in (TransformerConfig, ModelConfig) for field in fields(cls)}
 
 
-def settle(
+def choose_settings(
     kind: str, d_model: int, given: dict[str, Any], vocabulary: Vocabulary | None
 ) -> tuple[dict[str, Any], list[Assumption]]:
     """A value for everything that applies to ``kind`` and that its checkpoint does not say.
@@ -39,7 +39,7 @@ def settle(
     """
     for name, value in given.items():
         if value is not None and name not in APPLY[kind]:
-            raise CheckpointError(f"{name} does not apply to a {kind} model", f"leave out {option(name)}")
+            raise CheckpointError(f"{name} does not apply to a {kind} model", f"leave out {option_name(name)}")
     ids = vocabulary.special_ids(with_padding=given.get("pad_id") is None) if vocabulary else {}
     values: dict[str, Any] = {}
     assumed = []
@@ -81,6 +81,6 @@ def likely_heads(d_model: int) -> list[int]:
     return likely or [heads for heads in range(1, min(d_model, 16) + 1) if d_model % heads == 0]
 
 
-def option(name: str) -> str:
+def option_name(name: str) -> str:
     """The command line's name for the option ``name``."""
     return f"--{name.replace('_', '-')}"

@@ -86,7 +86,7 @@ def test_legacy_keys_without_any_bias(tmp_path: Path) -> None:
 
 def test_nothing_stays_at_an_initial_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is built without values: were a tensor left out, it would be on the meta device."""
-    import mytx.models.checkpoint as module
+    import mytx.models.checkpoints.load as module
 
     seen: list[Any] = []
     empty = module.empty_model

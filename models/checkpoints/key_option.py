@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import re
 from collections.abc import Mapping, Sequence
 
-from .errors import CheckpointError
-from .parts import HEAD, HEAD_BIAS, OUTER, ROLES, Parts
-from .unwrapping import plain_name
+from ..errors import CheckpointError
+from .ledger import Ledger
+from .names import HEAD, HEAD_BIAS, OUTER, ROLES, STACK_NAME
+from .state_dict import plain_name
 
 Keys = Mapping[str, str | Sequence[str]] | Sequence[str]
 
 IGNORE = "ignore"
 EXAMPLE = "as in --key source_embedding=embed.weight"
 
-#: Names inside the stacks, without the ``my_transformer.`` that the sequence models put before them.
-STACK_NAME = re.compile(
-    r"(encoder|decoder)\.(norm|layers\.\d+\.((self_attn|multihead_attn)\.(q|k|v|out)_proj|linear[12]|norm[123]))"
-    r"\.(weight|bias)"
-)
 
-
-def apply_keys(parts: Parts, keys: Keys) -> None:
+def apply_keys(ledger: Ledger, keys: Keys) -> None:
     """Place and drop the tensors that ``keys`` name.
 
     Args:
-        parts: changed in place.
+        ledger: changed in place.
         keys: pairs of a name and a tensor of the checkpoint, as a mapping or as ``NAME=KEY`` strings. NAME is a role
-            (:data:`~mytx.models.parts.ROLES`), ``ignore`` (repeatable; KEY may hold ``*``), or a name of our own
-            state dicts.
+            (:data:`~mytx.models.checkpoints.names.ROLES`), ``ignore`` (repeatable; KEY may hold ``*``), or a name of
+            our own state dicts.
 
     Raises:
         CheckpointError: for a pair that is malformed, unknown or given twice.
@@ -41,28 +35,28 @@ def apply_keys(parts: Parts, keys: Keys) -> None:
         if name == IGNORE:
             continue
         ours, theirs = our_name(name), plain_name(key)
-        if theirs not in parts.left:
-            raise unknown_tensor(parts, name, key)
-        if ours in parts.placed:
-            raise CheckpointError(f"--key names {name} twice: {parts.origins[ours]} and {theirs}", "keep one of them")
+        if theirs not in ledger.left:
+            raise unknown_tensor(ledger, name, key)
+        if ours in ledger.placed:
+            raise CheckpointError(f"--key names {name} twice: {ledger.origins[ours]} and {theirs}", "keep one of them")
         if any(fnmatch.fnmatchcase(theirs, pattern) for pattern in ignored):
             raise CheckpointError(f"--key uses {theirs} as {name} and ignores it", "keep one of them")
-        parts.place(ours, theirs, parts.left[theirs])
-        parts.asked.add(ours)
-        parts.assume(name, theirs, "option")
+        ledger.place(ours, theirs, ledger.left[theirs])
+        ledger.asked.add(ours)
+        ledger.assume(name, theirs, "option")
         bias = theirs.removesuffix("weight") + "bias"
-        if name == "output_projection" and bias != theirs + "bias" and bias in parts.left:
-            parts.place(HEAD_BIAS, bias, parts.left[bias])
+        if name == "output_projection" and bias != theirs + "bias" and bias in ledger.left:
+            ledger.place(HEAD_BIAS, bias, ledger.left[bias])
     for pattern in ignored:
-        dropped = [theirs for theirs in parts.left if fnmatch.fnmatchcase(theirs, pattern)]
+        dropped = [theirs for theirs in ledger.left if fnmatch.fnmatchcase(theirs, pattern)]
         if not dropped:
-            raise unknown_tensor(parts, IGNORE, pattern)
+            raise unknown_tensor(ledger, IGNORE, pattern)
         for theirs in dropped:
-            parts.take(theirs)
-            parts.assume(IGNORE, theirs, "option")
-    for ours, theirs in parts.origins.items():  # only now: one tensor may be asked for twice
-        if ours != HEAD or HEAD_BIAS in parts.placed:  # a projection without a bias may be an embedding too
-            parts.take(theirs)
+            ledger.take(theirs)
+            ledger.assume(IGNORE, theirs, "option")
+    for ours, theirs in ledger.origins.items():  # only now: one tensor may be asked for twice
+        if ours != HEAD or HEAD_BIAS in ledger.placed:  # a projection without a bias may be an embedding too
+            ledger.take(theirs)
 
 
 def split_pairs(keys: Keys) -> list[tuple[str, str]]:
@@ -97,8 +91,8 @@ def our_name(name: str) -> str:
     return ours
 
 
-def unknown_tensor(parts: Parts, name: str, key: str) -> CheckpointError:
+def unknown_tensor(ledger: Ledger, name: str, key: str) -> CheckpointError:
     """The error for a ``key`` that the checkpoint does not have, with the nearest that it has."""
-    near = difflib.get_close_matches(key, parts.left, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(list(parts.left)[:5])}, …"
+    near = difflib.get_close_matches(key, ledger.left, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(list(ledger.left)[:5])}, …"
     return CheckpointError(f"--key {name}={key}: the checkpoint has no tensor {key}", hint)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from .errors import CheckpointError
+from ..errors import CheckpointError
+from .names import LAYER
 
 #: Where a checkpoint keeps its weights, best first; a bare state dict comes before all of them.
 PREFERRED = (
@@ -19,8 +19,6 @@ PREFERRED = (
 
 #: Path segments that a wrapper adds: DataParallel (and DeepSpeed, AveragedModel), torch.compile.
 WRAPPERS = ("module", "_orig_mod")
-
-LAYER = re.compile(r"(?P<outer>.*?)(?P<stack>encoder|decoder)\.layers\.(?P<index>\d+)\.(?P<rest>.+)")
 
 
 @dataclass(frozen=True)
