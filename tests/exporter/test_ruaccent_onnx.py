@@ -1,4 +1,4 @@
-"""A published checkpoint that nobody here trained, all the way: export, proof, and decoding in onnxruntime."""
+"""A published checkpoint: export, verification and decoding in onnxruntime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control for faults of tracing: a traced file of the model itself passes."""
+"""Control for faults of tracing: a traced file of the unchanged model passes."""
 
 from __future__ import annotations
 

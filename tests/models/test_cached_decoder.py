@@ -1,4 +1,4 @@
-"""The cached decoder: N steps are the full decoder at every position, whatever the model and the padding are."""
+"""The cached decoder: N steps equal the full decoder at every position, for every model and padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations: what they refuse, and the way through JSON. Presets are rows of data."""
+"""Configurations: what they refuse, and their JSON. Presets are data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Greedy and beam search: against slow independent ones, what its options mean, near ties, and bad input."""
+"""Greedy and beam search: against slow independent versions, its options, near ties, and bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task models: what they compute, what they must not see, and the keys that checkpoints in the wild have."""
+"""The task models: what they compute, what must not influence them, and the keys of published checkpoints."""
 
 from __future__ import annotations
 

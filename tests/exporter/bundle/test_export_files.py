@@ -1,4 +1,4 @@
-"""Files made side by side are those that are made one after the other, and what goes wrong arrives."""
+"""Files exported in parallel processes equal those exported one after the other, and errors are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle is whole, or it is refused with a message that names what is wrong."""
+"""A complete bundle opens; any other is refused with a message that names the problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own cases of graphs with a cache, of which callers may leave out some numbers."""
+"""The user's own cases for graphs with a cache, in which some numbers may be left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identities: each graph is tried for those that it promises, at exactly the right places."""
+"""Identities: each graph is tested for those that it promises, at exactly the right positions."""
 
 from __future__ import annotations
 

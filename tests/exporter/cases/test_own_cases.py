@@ -1,4 +1,4 @@
-"""A user's own cases: good files are taken, and what is wrong with another is said in one line with the way out."""
+"""The user's own cases: good files are read, and each bad one gives an error of one line and a hint."""
 
 from __future__ import annotations
 

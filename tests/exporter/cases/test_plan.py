@@ -1,4 +1,4 @@
-"""The cases of a plan: sizes, ids, masks and disturbed inputs that every graph is tried with."""
+"""The cases of a plan: sizes, ids, masks and disturbed inputs for every graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a graph that searches: what it covers, and that it is the same each time."""
+"""The plan of a graph that searches: what it covers, and that it is reproducible."""
 
 from __future__ import annotations
 

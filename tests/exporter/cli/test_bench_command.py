@@ -1,4 +1,4 @@
-"""``mytx-export bench``: every way to decode has its row, and all give the same ids. How fast is not for a test."""
+"""``mytx-export bench`` prints a row for every way to decode, and all give the same ids. Speed is not tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line and graphs that decode: asked for alone, refused where they cannot be, and checked again later."""
+"""Graphs that decode on the command line: selected alone, refused where impossible, and verified later."""
 
 from __future__ import annotations
 

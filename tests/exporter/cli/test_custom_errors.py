@@ -1,4 +1,4 @@
-"""What goes wrong with a user's own model: one or two lines, exit code 2, and nothing is left behind."""
+"""Errors of a user's own model: one or two lines, exit code 2, and no files left."""
 
 from __future__ import annotations
 

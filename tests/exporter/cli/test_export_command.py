@@ -1,4 +1,4 @@
-"""``mytx-export onnx`` where all goes well: what it leaves, prints and exits with."""
+"""``mytx-export onnx`` when everything works: files, output and exit code."""
 
 from __future__ import annotations
 

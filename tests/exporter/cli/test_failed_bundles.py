@@ -1,4 +1,4 @@
-"""A bundle that failed stays failed, in every place that somebody looks at."""
+"""A bundle that failed stays failed in every command and report."""
 
 from __future__ import annotations
 

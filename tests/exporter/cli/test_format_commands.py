@@ -1,4 +1,4 @@
-"""The command line beyond ONNX: other formats, plans, own cases, and the place of a fault."""
+"""The commands for other formats, ``--plan``, ``--case`` and ``locate``."""
 
 from __future__ import annotations
 

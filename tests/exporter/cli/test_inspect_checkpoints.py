@@ -1,4 +1,4 @@
-"""``inspect`` says of a checkpoint whether an export would refuse its weights, and ``onnx`` refuses them."""
+"""``inspect`` says whether an export would refuse the weights of a checkpoint, and ``onnx`` refuses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contracts: what they say, and that JSON keeps it."""
+"""Contracts: what they contain, and that JSON keeps it."""
 
 from __future__ import annotations
 

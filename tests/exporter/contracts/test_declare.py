@@ -1,4 +1,4 @@
-"""Contracts that users declare: values that cannot be are refused where they are written."""
+"""Contracts in which a value is impossible are refused where they are declared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that is written line by line: locks, and disks that are full."""
+"""An output file that is written line by line: locks and full disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracing: the program holds the graph's own weights alone, and the model stays as it is."""
+"""A traced program holds only the weights of its graph, and the model does not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worked example: a user's model with a contract, with the usual arguments, and as a reference."""
+"""The worked example: a user's model with a contract, with inferred graphs, and as a reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graphs that decode with a cache: their contracts, and modules that give what the model gives."""
+"""The graphs that decode with a cache: their contracts, and modules that compute what the model computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graphs of each model: their contracts, and which weights they hold."""
+"""The graphs of each model: contracts, masks and weights."""
 
 from __future__ import annotations
 

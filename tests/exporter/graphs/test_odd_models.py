@@ -1,4 +1,4 @@
-"""Models as people write them are exported right: tensors outside of the state dict, masks made inside, odd outputs."""
+"""Unusual models are exported correctly: tensors outside of the state dict, masks made inside, integer outputs."""
 
 from __future__ import annotations
 

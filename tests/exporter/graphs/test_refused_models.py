@@ -1,4 +1,4 @@
-"""Models and modules that cannot be exported are refused with the reason, and stay as they were."""
+"""Models that cannot be exported are refused with a reason, and do not change."""
 
 from __future__ import annotations
 

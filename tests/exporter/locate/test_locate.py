@@ -1,4 +1,4 @@
-"""``locate`` names the module that introduces an error, and none that passes it on."""
+"""``locate`` names the module that introduces an error, and none that only passes it on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mytx-export locate`` where the file is right and onnxruntime's optimiser makes it wrong."""
+"""``mytx-export locate`` when the file is right and onnxruntime's optimiser makes it wrong."""
 
 from __future__ import annotations
 

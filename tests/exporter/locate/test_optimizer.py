@@ -1,4 +1,4 @@
-"""The rewrites of onnxruntime's optimiser that change what a file computes are named: real faults of its rewrites."""
+"""The rewrites of onnxruntime's optimiser that make a file wrong are named: real faults of its rewrites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for the rewrite to blame, with made-up rewrites: alone, together, or none."""
+"""The search for the rewrite that makes a file wrong, with simulated rewrites: one, several together, or none."""
 
 from __future__ import annotations
 

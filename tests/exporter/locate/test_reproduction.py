@@ -1,4 +1,4 @@
-"""The folder that reproduces an error: its script shows the difference, and nothing else is written."""
+"""The folder that reproduces an error: its script shows the difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noise of a case that fails by little is measured again, by more runs; a real fault does not pass by it."""
+"""If a case fails by little, its noise is measured again with more runs; a real fault still fails."""
 
 from __future__ import annotations
 

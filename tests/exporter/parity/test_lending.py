@@ -1,4 +1,4 @@
-"""A model borrows the weights in ``weights.bin`` and gets its own back as they were."""
+"""A model uses the weights in ``weights.bin`` for a while, and gets its own back unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference and its noise: the model is untouched, the noise is honest, the plan tells inputs apart."""
+"""References and their noise: the model does not change, the noise is realistic, the plan distinguishes inputs."""
 
 from __future__ import annotations
 

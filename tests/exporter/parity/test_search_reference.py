@@ -1,4 +1,4 @@
-"""The reference of a search: ids, scores, and the sentences of which two results are as right."""
+"""The reference of a search: ids, scores, and sentences with two results that are equally right."""
 
 from __future__ import annotations
 

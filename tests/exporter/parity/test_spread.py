@@ -1,4 +1,4 @@
-"""How errors are spread: counted by powers of two, cheaply and without losing one."""
+"""The spread of errors: counted by powers of two, fast and complete."""
 
 from __future__ import annotations
 

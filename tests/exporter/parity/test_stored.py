@@ -1,4 +1,4 @@
-"""Reference cases in a bundle: what is kept of a plan, and that it is read back as it was."""
+"""Reference cases in a bundle: which are stored, and that reading gives what was written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JUnit XML: every finding fails one test, where a reader looks for it, and nothing else does."""
+"""JUnit XML: each finding fails exactly one test, under the name where a reader expects it."""
 
 from __future__ import annotations
 

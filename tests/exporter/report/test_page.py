@@ -1,4 +1,4 @@
-"""``parity.html``: one page that needs nothing else, says what failed first, and shows every case."""
+"""``parity.html``: one self-contained page that shows failures first, and every case."""
 
 from __future__ import annotations
 

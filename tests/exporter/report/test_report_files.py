@@ -1,4 +1,4 @@
-"""What ``--junit``, ``--html`` and ``parity.html`` say of bundles that pass, fail or are refused."""
+"""The contents of ``--junit``, ``--html`` and ``parity.html`` for bundles that pass, fail or are refused."""
 
 from __future__ import annotations
 

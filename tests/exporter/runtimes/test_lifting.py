@@ -1,4 +1,4 @@
-"""A file that is lifted to float64: constants, operators that round, and graphs inside nodes."""
+"""Files lifted to float64: constants, operators that round, and graphs inside nodes."""
 
 from __future__ import annotations
 

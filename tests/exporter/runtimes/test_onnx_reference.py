@@ -1,4 +1,4 @@
-"""onnx's reference runtime: it agrees with onnxruntime and with the model, and a case that fails stops no other."""
+"""onnx's reference runtime agrees with onnxruntime and with the model; a case that fails does not stop the others."""
 
 from __future__ import annotations
 

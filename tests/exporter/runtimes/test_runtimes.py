@@ -1,4 +1,4 @@
-"""Things that run a graph: all cases even where one fails, full by way of its halves, the model itself."""
+"""Runtimes: all cases run even if one fails, ``full`` by its two halves, and the model itself."""
 
 from __future__ import annotations
 

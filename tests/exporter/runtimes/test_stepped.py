@@ -1,4 +1,4 @@
-"""The full graph by cached steps: it is equal, and a past that is not kept as it should be is found."""
+"""The full graph by cached steps gives the same result, and a past that is kept wrongly is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes are computed no oftener than they must be."""
+"""Equal nodes are created only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decode in one ONNX file gives what the search in PyTorch gives."""
+"""A search in one ONNX file gives the results of the search in PyTorch."""
 
 from __future__ import annotations
 

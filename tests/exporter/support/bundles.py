@@ -1,4 +1,4 @@
-"""Small bundles, made once for all tests that need one to look at or to damage."""
+"""Small bundles, made once for all tests that read or damage one."""
 
 from __future__ import annotations
 

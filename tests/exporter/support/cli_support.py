@@ -1,4 +1,4 @@
-"""Running ``mytx-export``: as a process, or here with exports that were made before."""
+"""Running ``mytx-export``: as a process, or in this process with exports that were made before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of text, and what the bundle that decodes makes of them."""
+"""Lines of text, and their translations by the bundle that decodes."""
 
 from __future__ import annotations
 

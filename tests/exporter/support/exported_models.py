@@ -1,4 +1,4 @@
-"""Tiny models of every kind, each exported once a session, and the files that come of it."""
+"""Tiny models of every kind, each exported once a session, and their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of models as people write them, and the contract of one from ids to numbers."""
+"""Parts of unusual models, and the contract of a graph from ids to numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A contract from eight numbers to eight, and cases of it; for tests of onnxruntime's optimiser."""
+"""A small contract and its cases, for tests of onnxruntime's optimiser."""
 
 from __future__ import annotations
 

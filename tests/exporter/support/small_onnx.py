@@ -1,4 +1,4 @@
-"""ONNX files of a few nodes, and what the reference runtime makes of them in float64."""
+"""ONNX files of a few nodes, and their results in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small bundles of text, made in a staging folder; for tests of the folder alone."""
+"""Bundles of a few text files, made in a staging folder."""
 
 from __future__ import annotations
 

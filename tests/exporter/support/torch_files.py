@@ -1,4 +1,4 @@
-"""The files of TorchScript and torch.export: exported once a kind, verified as the pipeline does, and faulty copies."""
+"""The TorchScript and torch.export files of each kind of model, how to verify them, and copies with faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that are NaN, infinite or no floats: a description of the checkpoint says so, and nothing else alarms."""
+"""Weights that are NaN, infinite or not floats are named in the description of a checkpoint; good weights are not."""
 
 from __future__ import annotations
 

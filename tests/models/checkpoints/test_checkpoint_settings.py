@@ -1,4 +1,4 @@
-"""What no checkpoint says: options, the vocabulary and defaults, each recorded with where it came from."""
+"""What no checkpoint contains: options, the vocabulary and defaults, each recorded with its source."""
 
 from __future__ import annotations
 

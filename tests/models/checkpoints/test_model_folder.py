@@ -1,4 +1,4 @@
-"""``save_model`` and ``load_model``: bit for bit, and a clear error for a folder that is not whole."""
+"""``save_model`` and ``load_model`` keep every bit; an incomplete folder gives a clear error."""
 
 from __future__ import annotations
 

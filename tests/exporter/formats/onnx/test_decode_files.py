@@ -1,4 +1,4 @@
-"""The ONNX files of graphs that decode: what they hold, at every opset, and what they do at the edges."""
+"""The ONNX files of graphs that decode: contents, every opset, and inputs at the limits."""
 
 from __future__ import annotations
 

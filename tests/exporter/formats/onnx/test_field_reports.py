@@ -1,4 +1,4 @@
-"""What went wrong for others who exported a Transformer, and must not here. Public issues, by kind.
+"""Failures that others reported when they exported a Transformer do not happen here: public issues, by kind.
 
 Every graph is traced at source 7, target 5 and batch 2.
 """

@@ -1,4 +1,4 @@
-"""What an ONNX file holds: weights, names, dimensions, metadata, and no path of the machine that made it."""
+"""The contents of an ONNX file: weights, names, dimensions, metadata, and no path of the machine that made it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX files agree with the model at every opset and level; an export that cannot be right is an error."""
+"""ONNX files agree with the model at every opset and optimisation level; wrong exports raise an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX files are written and composed bit for bit, whatever the size of their weights."""
+"""ONNX files are written and composed bit for bit, for weights of every size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in ``weights.bin``, and in what files say of it, are found by the manifest, by the weights or on loading."""
+"""Faults in ``weights.bin`` and in references to it are found by the manifest, by the weight check or on loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TorchScript file of a search: it is verified with and without the optional numbers, and faults in it are found."""
+"""The TorchScript file of a search passes with and without optional numbers, and faults in it are found."""
 
 from __future__ import annotations
 
