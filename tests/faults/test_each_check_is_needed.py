@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+
 from catalogue import FAULTS
 from examine import Verdict
 from exported_models import Exported

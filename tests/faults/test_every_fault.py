@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+
 from catalogue import FAULTS
 from examine import Verdict
 from fault import Fault

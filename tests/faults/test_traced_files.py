@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from exported_models import Exported
 from fault_tracing import traced
-from subject import Subject
-
 from mytx.exporter.graphs.modules import Decode, Encode, Translate
+from subject import Subject
 
 
 @pytest.mark.parametrize(("name", "module"), [("encoder", Encode), ("decoder", Decode), ("full", Translate)])

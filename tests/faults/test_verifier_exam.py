@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from catalogue import FAULTS
 
 ROOT = Path(__file__).parents[2]

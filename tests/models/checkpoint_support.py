@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from layout_writers import State, outputs
 from safetensors.torch import save_file
 
+from layout_writers import State, outputs
 from mytx.models import CheckpointError, config_of, load_checkpoint
 
 

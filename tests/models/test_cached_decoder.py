@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from layout_writers import couplet, translation
 from torch import Tensor
 
+from layout_writers import couplet, translation
 from mytx.models import CachedDecoder, TranslationModel
 
 OPTIONS: dict[str, dict[str, Any]] = {

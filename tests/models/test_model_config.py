@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from layout_writers import classification, couplet, transformer, translation
 
+from layout_writers import classification, couplet, transformer, translation
 from mytx.models import PRESETS, Assumption, ModelConfig, build_model, build_preset, config_of
 from mytx.transformer import TransformerConfig
 

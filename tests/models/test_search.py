@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from layout_writers import couplet, translation
 from torch import Tensor
 
+from layout_writers import couplet, translation
 from mytx.models import Generator
 
 END = 2

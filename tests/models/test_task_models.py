@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from layout_writers import classification, couplet, outputs, transformer, translation
 
+from layout_writers import classification, couplet, outputs, transformer, translation
 from mytx.models import ClassificationModel, CoupletModel, TranslationModel
 from mytx.models.embedding import PositionalEncoding, TokenEmbedding, sinusoidal_positions
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-from cli_support import names
-from exported_models import build
 from torch import Tensor, nn
 
+from cli_support import names
+from exported_models import build
 from mytx.exporter import ExportError
 from mytx.exporter.bundle import writing as exporting
 from mytx.exporter.bundle.writing import export_files

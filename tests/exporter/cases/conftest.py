@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from plans import CONTRACTS, FLEXIBLE
 
 from mytx.exporter.contracts.contract import Contract
+from plans import CONTRACTS, FLEXIBLE
 
 
 @pytest.fixture(params=CONTRACTS.values(), ids=CONTRACTS.keys())

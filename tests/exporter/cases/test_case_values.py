@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from plans import BATCH, CONTRACTS, SOURCE, TARGET, sizes
 
 from mytx.exporter.cases.plan import attention_mask, disturb, fill, make_plan, padding_mask
 from mytx.exporter.contracts.contract import TensorSpec
 from mytx.exporter.runtimes.onnx_runs import few
+from plans import BATCH, CONTRACTS, SOURCE, TARGET, sizes
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 2), (4, 31)])

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exported_models import Exported, translation
 
+from exported_models import Exported, translation
 from mytx.exporter import OptionError
 from mytx.exporter.cases.case import Case
 from mytx.exporter.cases.user_cases import read_cases

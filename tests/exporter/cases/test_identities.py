@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from exported_models import KINDS, build
-from plans import ALONE, CONTRACTS, FUTURE, PADDING, PROMISED, contracts_of, derived, tried
 
+from exported_models import KINDS, build
 from mytx.exporter.cases.identities import identities, sizes_of, whole_plan
 from mytx.exporter.cases.plan import LEVELS, make_plan
 from mytx.exporter.contracts.contract import CACHED, Axis, Contract, TensorSpec
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.transformer import MyTransformer
+from plans import ALONE, CONTRACTS, FUTURE, PADDING, PROMISED, contracts_of, derived, tried
 
 # --- which there are -------------------------------------------------------------------------------------------------
 

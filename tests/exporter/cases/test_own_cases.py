@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exported_models import EVERY_MASK, classification, plain, translation
 
+from exported_models import EVERY_MASK, classification, plain, translation
 from mytx.exporter import OptionError
 from mytx.exporter.cases.case import Array
 from mytx.exporter.cases.user_cases import own_case, read_cases

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from exported_models import plain, translation
-from plans import BATCH, CONTRACTS, SOURCE, kind_of, masks, same, sizes
 
+from exported_models import plain, translation
 from mytx.exporter.cases.plan import LEVELS, example, make_plan
 from mytx.exporter.contracts.contract import Contract, TensorSpec
 from mytx.exporter.graphs.model_graphs import graphs_of
+from plans import BATCH, CONTRACTS, SOURCE, kind_of, masks, same, sizes
 
 
 def test_there_are_at_least_24_cases_and_no_two_are_equal(contract: Contract) -> None:

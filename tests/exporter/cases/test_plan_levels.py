@@ -6,11 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from plans import CONTRACTS, kind_of, same, sizes
 
 from mytx.exporter import OptionError
 from mytx.exporter.cases.plan import LEVELS, LONG, few_cases, make_plan, optional_cases
 from mytx.exporter.contracts.contract import Contract
+from plans import CONTRACTS, kind_of, same, sizes
 
 # --- levels ----------------------------------------------------------------------------------------------------------
 

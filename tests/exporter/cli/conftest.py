@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from bundles import decoding_bundle
 from cli_support import Run, names, run_here, save_pt
 from decoded_lines import LINES
 from exported_models import Exported
-
-from bundles import decoding_bundle
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from cli_support import Run, assert_refused, names
 
 from bundles import copy_of_bundle, relist, tiny_model, whole_bundle
+from cli_support import Run, assert_refused, names
 from mytx.exporter.contracts.contract import GRAPHS, SEARCHES
 from mytx.exporter.errors import OptionError
 from mytx.exporter.graphs.model_graphs import graphs_of

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_support import COMMAND, assert_refused
 
 from bundles import tiny_bundle
+from cli_support import COMMAND, assert_refused
 from mytx.exporter import open_bundle
 from mytx.exporter.cli.main import cli
 from mytx.models import MytxError

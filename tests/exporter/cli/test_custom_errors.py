@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from custom_support import QUICK, run, strange
 
+from custom_support import QUICK, run, strange
 from mytx.exporter.errors import MytxError
 from mytx.exporter.graphs.user_code import load_weights, make_module
 

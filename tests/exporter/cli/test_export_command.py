@@ -8,9 +8,9 @@ from pathlib import Path
 
 import onnx
 import pytest
+
 from cli_support import EAGER, GRAPHS, IN_ONNX, Result, Run, names, run_process, save_folder, save_pt, use_exports
 from exported_models import Exported
-
 from mytx.exporter.contracts import contract
 from mytx.exporter.formats.onnx import files as onnx_files
 

@@ -9,9 +9,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from cli_support import Run
 
 from bundles import tiny_bundle
+from cli_support import Run
 from mytx.exporter.bundle.manifest import MANIFEST
 from mytx.exporter.cli import main as cli
 

@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from cli_support import Run, assert_refused, names
 from onnx import helper
 
 from bundles import copy_of_bundle, edit_manifest, relist, tiny_bundle, tiny_model
+from cli_support import Run, assert_refused, names
 from mytx.exporter import export_bundle, open_bundle
 from mytx.exporter.contracts.contract import GRAPHS, SEARCHES, Contract
 from mytx.exporter.formats.onnx import export as onnx_format

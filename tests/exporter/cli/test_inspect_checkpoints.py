@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from cli_support import Run
 
 from bundles import tiny_model
+from cli_support import Run
 from mytx.exporter.graphs.user_code import load_weights
 from mytx.models import CheckpointError
 

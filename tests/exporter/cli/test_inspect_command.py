@@ -6,9 +6,9 @@ import json
 import os
 
 import torch
-from cli_support import assert_refused
 
 from bundles import copy_of_bundle, tiny_bundle, tiny_model
+from cli_support import assert_refused
 from mytx.models import save_model
 
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cli_support import Run, assert_refused, contents, names, run_process, save_folder
-from exported_models import Exported
 
 from bundles import copy_of_bundle
+from cli_support import Run, assert_refused, contents, names, run_process, save_folder
+from exported_models import Exported
 from mytx.exporter import pipeline, verify_bundle
 from mytx.exporter.bundle import staging as bundle
 from mytx.exporter.formats.onnx import export as onnx_format

@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cli_support import COMMAND, Run, assert_refused, names, run_process
-from decoded_lines import LINES, translated
 
 from bundles import decoding_bundle
+from cli_support import COMMAND, Run, assert_refused, names, run_process
+from decoded_lines import LINES, translated
 from mytx.exporter import open_bundle
 
 # --- texts, and standard input ---------------------------------------------------------------------------------------

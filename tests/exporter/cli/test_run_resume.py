@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_support import COMMAND, Run, assert_refused, names, run_here, run_process
-from decoded_lines import LINES, translated
 
 from bundles import decoding_bundle, tiny_bundle
+from cli_support import COMMAND, Run, assert_refused, names, run_here, run_process
+from decoded_lines import LINES, translated
 from mytx.exporter.decode.text import BATCHES
 
 KILLS = 6

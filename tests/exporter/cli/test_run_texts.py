@@ -8,9 +8,9 @@ import sys
 
 import pytest
 import torch
-from cli_support import assert_refused
 
 from bundles import copy_of_bundle, edit_manifest, relist, tiny_bundle, tiny_model
+from cli_support import assert_refused
 from mytx.exporter import OptionError, open_bundle
 
 

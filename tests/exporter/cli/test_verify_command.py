@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from cli_support import HALVES, assert_refused
 from onnx import numpy_helper
 
 from bundles import copy_of_bundle, relist, tiny_bundle, tiny_model
+from cli_support import HALVES, assert_refused
 from mytx.exporter import verify_bundle
 from mytx.exporter.parity.stored import read_stored
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from odd_models import whole
 from torch import nn
 
 from mytx.exporter.contracts import attention, graph, ids, keep, padding, values
 from mytx.exporter.errors import OptionError
+from odd_models import whole
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from exported_models import KINDS, Exported, build
 from torch import nn
 
+from exported_models import KINDS, Exported, build
 from mytx.exporter import ExportError
 from mytx.exporter.formats.program import export_program
 from mytx.exporter.graphs.model_graphs import graphs_of

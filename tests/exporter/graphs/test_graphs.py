@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from exported_models import EVERY_MASK, KINDS, build, classification, couplet, plain, translation
 
+from exported_models import EVERY_MASK, KINDS, build, classification, couplet, plain, translation
 from mytx.exporter import OptionError
 from mytx.exporter.cases.plan import optional_cases
 from mytx.exporter.contracts.contract import GRAPHS, TensorSpec

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from odd_models import Embedded, Tables, WithoutReplacing, whole
 from torch import Tensor, nn
 
 from mytx.exporter.cases.plan import few_cases, make_plan
@@ -20,6 +19,7 @@ from mytx.exporter.locate.bundle import locate_in_bundle
 from mytx.exporter.locate.places import locate
 from mytx.exporter.pipeline import export_bundle
 from mytx.exporter.testing import assert_parity
+from odd_models import Embedded, Tables, WithoutReplacing, whole
 
 
 class Mutating(Embedded):

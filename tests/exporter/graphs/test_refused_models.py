@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from odd_models import Embedded, Tables, WithoutReplacing, whole
 from torch import Tensor, nn
 
 from bundles import tiny_model
@@ -22,6 +21,7 @@ from mytx.exporter.graphs.inferred import infer_graphs
 from mytx.exporter.graphs.user_code import check_float32
 from mytx.exporter.graphs.user_model import custom_graphs
 from mytx.exporter.pipeline import export_bundle
+from odd_models import Embedded, Tables, WithoutReplacing, whole
 
 
 class Counting(Embedded):

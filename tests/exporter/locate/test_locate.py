@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+from onnx import GraphProto
+
 import fault_interfaces
 import fault_masks
 import fault_values as faults
-import numpy as np
 import planting
-import pytest
-import torch
 from exported_models import KINDS, Exported
 from located_faults import BATCH_FROZEN, cases, plant, weight_times
-from onnx import GraphProto
-from planting import Fault, bypass, insert, mask_input_ignored, mask_polarity_turned, node
-
 from mytx.exporter.errors import BundleError
 from mytx.exporter.formats.onnx.export import finish, save, to_onnx
 from mytx.exporter.locate.places import Located, locate
+from planting import Fault, bypass, insert, mask_input_ignored, mask_polarity_turned, node
 
 DECODER = "my_transformer.decoder"
 ENCODER = "my_transformer.encoder"

@@ -10,8 +10,6 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import GraphProto, TensorProto, helper, numpy_helper
-from optimizer_cases import CASES, CONTRACT, WIDTH, X, Y
-from planting_rewrites import exponent_of_norm, norm_turned_round, times_one
 
 from mytx.exporter.errors import OptionError
 from mytx.exporter.locate.optimizer import OptimizerFault, blame_optimizer
@@ -19,6 +17,8 @@ from mytx.exporter.locate.rewrites import node_types, rewrites
 from mytx.exporter.parity.compare import ULP, Expected
 from mytx.exporter.runtimes.onnx_reference import OnnxReference
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
+from optimizer_cases import CASES, CONTRACT, WIDTH, X, Y
+from planting_rewrites import exponent_of_norm, norm_turned_round, times_one
 
 NORM = "LayerNormFusionL1"
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from optimizer_cases import CASES, CONTRACT
 
 from mytx.exporter.cases.case import Array
 from mytx.exporter.locate.optimizer import OptimizerFault, blame_optimizer
 from mytx.exporter.parity.compare import Expected
 from mytx.exporter.runtimes.onnxruntime import LEVELS, RuntimeOptions
 from mytx.exporter.runtimes.runtime import Description
+from optimizer_cases import CASES, CONTRACT
 
 
 class Emulated:

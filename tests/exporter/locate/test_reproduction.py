@@ -6,18 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fault_masks
-import fault_values as faults
 import numpy as np
 import onnx
 import pytest
+
+import fault_masks
+import fault_values as faults
 from exported_models import Exported
 from located_faults import BATCH_FROZEN, cases, plant, weight_times
-from planting import Fault, mask_polarity_turned, set_attribute
-
 from mytx.exporter.errors import BundleError, MytxError, OptionError
 from mytx.exporter.locate.places import Block, Place, locate
 from mytx.exporter.locate.reproduction import write_reproduction
+from planting import Fault, mask_polarity_turned, set_attribute
 
 
 def run(folder: Path) -> subprocess.CompletedProcess[str]:

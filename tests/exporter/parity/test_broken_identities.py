@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_models import KINDS, Exported
-from plans import ALL, ALONE, BATCH, FUTURE, PADDING, PROMISED, SOURCE, derived, tried
 from torch import Tensor, nn
 
+from exported_models import KINDS, Exported
 from mytx.exporter.cases.identities import whole_plan
 from mytx.exporter.contracts.contract import Contract, TensorSpec
 from mytx.exporter.graphs.graph import Graph
@@ -23,6 +22,7 @@ from mytx.exporter.runtimes.composed import Composed
 from mytx.exporter.runtimes.eager import Eager
 from mytx.exporter.runtimes.run import Run
 from mytx.exporter.runtimes.runtime import Runtime
+from plans import ALL, ALONE, BATCH, FUTURE, PADDING, PROMISED, SOURCE, derived, tried
 
 # --- models that break them ------------------------------------------------------------------------------------------
 

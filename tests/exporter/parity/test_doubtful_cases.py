@@ -10,9 +10,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exported_models import Exported
-from planting import constant, insert, node, set_attribute
 
+from exported_models import Exported
 from mytx.exporter.cases.case import Case
 from mytx.exporter.parity.compare import FACTOR, FAIL, ULP, Comparison, Expected
 from mytx.exporter.parity.reference import measure_more
@@ -20,6 +19,7 @@ from mytx.exporter.parity.report import GraphReport
 from mytx.exporter.parity.verify import Measure, _doubtful, verify_file
 from mytx.exporter.runtimes import onnx_runs
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
+from planting import constant, insert, node, set_attribute
 
 
 class Doubt:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exported_models import KINDS, Exported, build, translation
 from torch import Tensor
 
+from exported_models import KINDS, Exported, build, translation
 from mytx.exporter.cases.plan import make_plan
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.compare import PASS, compare_case

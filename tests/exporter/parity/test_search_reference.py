@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exported_models import build
 
+from exported_models import build
 from mytx.exporter.cases.case import Array, Case
 from mytx.exporter.cases.search_plan import make_search_plan
 from mytx.exporter.contracts.contract import Contract

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exported_models import Exported
 
+from exported_models import Exported
 from mytx.exporter.cases.case import Case
 from mytx.exporter.errors import BundleError
 from mytx.exporter.parity.compare import Expected, compare_case

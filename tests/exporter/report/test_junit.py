@@ -6,8 +6,8 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from made_reports import EVIL, GROUPS, doubted, lifted, report, row, unloadable
 
+from made_reports import EVIL, GROUPS, doubted, lifted, report, row, unloadable
 from mytx.exporter.parity.report import Finding, GraphReport, ParityReport
 from mytx.exporter.report.junit import junit_xml
 

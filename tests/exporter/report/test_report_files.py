@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import numpy as np
 import onnx
 import pytest
-from cli_support import Run, assert_refused, names
 from onnx import numpy_helper
 
 from bundles import copy_of_bundle, relist, tiny_bundle
+from cli_support import Run, assert_refused, names
 from mytx.exporter import pipeline, verify_bundle
 from mytx.exporter.parity.report import Finding, ParityReport
 from mytx.exporter.parity.stored import read_stored

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from cli_support import Run, assert_refused, contents, names
 
 from bundles import copy_of_bundle, tiny_bundle
+from cli_support import Run, assert_refused, contents, names
 from mytx.exporter import pipeline
 from mytx.exporter import verification as check
 from mytx.exporter.report import files as report_files

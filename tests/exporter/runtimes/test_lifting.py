@@ -11,12 +11,12 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from small_onnx import BOOL, FLOAT, HALF, INT, X, lifted, write
 from torch.nn import functional
 
 from mytx.exporter.cases.case import Array
 from mytx.exporter.runtimes.lifting import exact, lift_constant
 from mytx.exporter.runtimes.onnx_reference import OnnxReference
+from small_onnx import BOOL, FLOAT, HALF, INT, X, lifted, write
 
 # --- constants -------------------------------------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exported_models import KINDS, Exported
 from onnx import helper
-from small_onnx import X, lifted, write
 
+from exported_models import KINDS, Exported
 from mytx.exporter.cases.case import Array, Case
 from mytx.exporter.runtimes.onnx_reference import NodeError, OnnxReference
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
+from small_onnx import X, lifted, write
 
 
 def small(plan: list[Case]) -> list[Case]:

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 import torch
-from exported_models import KINDS, Exported
-from plans import BATCH, TARGET
 
+from exported_models import KINDS, Exported
 from mytx.exporter.cases.case import Array
 from mytx.exporter.contracts.contract import Contract, TensorSpec
 from mytx.exporter.runtimes.composed import Composed
 from mytx.exporter.runtimes.eager import Eager
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
 from mytx.exporter.runtimes.runtime import Description, run_all
+from plans import BATCH, TARGET
 
 
 class Doubling:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exported_models import Exported
 
+from exported_models import Exported
 from mytx.exporter.cases.case import Array, Case
 from mytx.exporter.cases.plan import step_cases
 from mytx.exporter.parity.report import GraphReport

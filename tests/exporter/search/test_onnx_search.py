@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exported_models import Exported, build, shaken
 
+from exported_models import Exported, build, shaken
 from mytx.exporter.runtimes.onnx_reference import OnnxReference
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
 from mytx.models import CoupletModel, Generator, TranslationModel

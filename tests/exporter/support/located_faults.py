@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import fault_interfaces
 import numpy as np
 import onnx
-from exported_models import Exported
-from planting import Fault, change
 
+import fault_interfaces
+from exported_models import Exported
 from mytx.exporter.cases.case import Case
+from planting import Fault, change
 
 BATCH_FROZEN = fault_interfaces.frozen_in_a_reshape(fault_interfaces.SELF, 1, 2)
 

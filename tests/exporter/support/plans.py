@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from exported_models import KINDS, build, plain
 
+from exported_models import KINDS, build, plain
 from mytx.exporter.cases.case import Case
 from mytx.exporter.contracts.contract import Axis, Contract
 from mytx.exporter.graphs.model_graphs import graphs_of

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from checkpoint_support import Save
 from layout_writers import State
 

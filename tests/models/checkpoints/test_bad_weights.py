@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_support import Save
-from layout_writers import State, anonymous, classification, couplet, legacy, packed, transformer, translation, tutorial
 from safetensors.torch import load_file, save_file
 
+from checkpoint_support import Save
+from layout_writers import State, anonymous, classification, couplet, legacy, packed, transformer, translation, tutorial
 from mytx.models import CheckpointError, describe_checkpoint, load_checkpoint, load_model, save_model
 
 MAKERS = {"translation": translation, "couplet": couplet, "classification": classification, "transformer": transformer}

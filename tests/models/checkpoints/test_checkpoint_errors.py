@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from checkpoint_support import changed, refused
 from layout_writers import State, classification, couplet, packed, transformer, translation
-
 from mytx.models import load_checkpoint, save_model
 
 

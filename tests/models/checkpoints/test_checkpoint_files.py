@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoint_support import refused
-from layout_writers import couplet
 from safetensors.torch import save_file
 from torch import nn
 
+from checkpoint_support import refused
+from layout_writers import couplet
 from mytx.models import load_checkpoint
 
 

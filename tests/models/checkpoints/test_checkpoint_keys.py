@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from checkpoint_support import Save, same_weights
 from layout_writers import anonymous, classification, couplet, packed, transformer
-
 from mytx.models import Assumption, CheckpointError, config_of, load_checkpoint
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from checkpoint_support import assert_same, saved
 from layout_writers import (
     State,
@@ -23,8 +25,6 @@ from layout_writers import (
     tutorial,
     without_attention_bias,
 )
-from torch import Tensor, nn
-
 from mytx.models import Assumption, config_of, load_checkpoint
 from mytx.transformer import MyTransformer
 

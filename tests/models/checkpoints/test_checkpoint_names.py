@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from checkpoint_support import Save, same_weights
-from layout_writers import anonymous, classification, couplet, outputs, translation
 from torch import Tensor
 
+from checkpoint_support import Save, same_weights
+from layout_writers import anonymous, classification, couplet, outputs, translation
 from mytx.models import Assumption, CheckpointError, CoupletModel, TranslationModel, config_of, load_checkpoint
 
 

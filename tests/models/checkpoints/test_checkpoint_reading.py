@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_support import assert_same, saved
-from layout_writers import SIZES, anonymous, classification, couplet, outputs, transformer, translation
 from torch import nn
 
+from checkpoint_support import assert_same, saved
+from layout_writers import SIZES, anonymous, classification, couplet, outputs, transformer, translation
 from mytx.models import Assumption, CheckpointError, ClassificationModel, config_of, load_checkpoint
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from layout_writers import classification, couplet, outputs, transformer, translation
 
+from layout_writers import classification, couplet, outputs, transformer, translation
 from mytx.models import Assumption, CheckpointError, Vocabulary, config_of, load_checkpoint
 
 MAKERS = {"translation": translation, "couplet": couplet, "classification": classification, "transformer": transformer}

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from layout_writers import classification, couplet, outputs, transformer, translation
 from safetensors.torch import load_file
 
+from layout_writers import classification, couplet, outputs, transformer, translation
 from mytx.models import Assumption, CheckpointError, build_model, config_of, load_model, save_model
 
 ALL_MODELS = [translation, couplet, classification, transformer]

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exported_models import Exported, Exports, shaken, translation
 from onnx import GraphProto, numpy_helper
 
+from exported_models import Exported, Exports, shaken, translation
 from mytx.exporter.contracts.contract import CACHED, SEARCHES, Contract
 from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import ExportOptions

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exported_models import Exported, Exports
 
+from exported_models import Exported, Exports
 from mytx.exporter.cases.case import Array, Case
 from mytx.exporter.cases.plan import fill
 from mytx.exporter.contracts.contract import Contract

@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import numpy_helper
+
 from exported_models import KINDS, Exported, Exports
 from exported_models import translation as translation_model
-from onnx import numpy_helper
-from repository import ROOT
-
 from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
+from repository import ROOT
 
 # --- weights ---------------------------------------------------------------------------------------------------------
 

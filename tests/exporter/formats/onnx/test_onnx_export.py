@@ -10,11 +10,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exported_models import KINDS, Exported, Exports, shaken
-from exported_models import translation as translation_model
-from plans import BATCH, SOURCE, TARGET
 from torch import Tensor, nn
 
+from exported_models import KINDS, Exported, Exports, shaken
+from exported_models import translation as translation_model
 from mytx.exporter import ExportError, OptionError, export_bundle
 from mytx.exporter.cases.case import small_shape
 from mytx.exporter.contracts.contract import Contract, TensorSpec
@@ -25,6 +24,7 @@ from mytx.exporter.quiet import quiet
 from mytx.exporter.runtimes import onnx_runs
 from mytx.exporter.runtimes import onnxruntime as runtimes
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
+from plans import BATCH, SOURCE, TARGET
 
 RUNTIMES = [
     "onnxruntime",

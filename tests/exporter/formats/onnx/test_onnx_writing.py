@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from exported_models import KINDS, Exported, Exports
 from onnx import numpy_helper
 
+from exported_models import KINDS, Exported, Exports
 from mytx.exporter import ExportError
 from mytx.exporter.formats.onnx import export as onnx_format
 from mytx.exporter.formats.onnx import storage

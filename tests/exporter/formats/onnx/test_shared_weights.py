@@ -11,9 +11,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from cli_support import Run, assert_refused
 
 from bundles import LETTERS, SOUNDS, arrays_of, relist, shared_bundle, tiny_model
+from cli_support import Run, assert_refused
 from mytx.exporter import OptionError, export_bundle, open_bundle
 from mytx.exporter.bundle.rebuild import rebuild
 from mytx.exporter.formats.onnx import shared_weights

@@ -10,9 +10,9 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-from cli_support import Run, assert_refused
 
 from bundles import LETTERS, SOUNDS, arrays_of, relist, shared_bundle, tiny_model
+from cli_support import Run, assert_refused
 from mytx.exporter import BundleError, open_bundle
 from mytx.exporter.formats.onnx.shared_weights import WEIGHTS, SharedWeights, write_weights
 from mytx.exporter.formats.onnx.storage import read_model, read_values
