@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+
 from exported_models import EVERY_KIND, Exported, build
 
 

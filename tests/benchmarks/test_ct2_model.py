@@ -1,4 +1,4 @@
-"""Ids and scores of our search are CTranslate2's, on the demo model and on random ones."""
+"""Our search gives the ids and scores of CTranslate2, on the demo model and on random models."""
 
 from __future__ import annotations
 

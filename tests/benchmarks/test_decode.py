@@ -1,4 +1,4 @@
-"""The benchmark of decoding measures engines that give the same, and prints what it measured."""
+"""The benchmark of decoding compares engines that give equal results, and prints its measurements."""
 
 from __future__ import annotations
 

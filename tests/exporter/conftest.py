@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from bundles import tiny_model
 from cli_support import Result, run_here, save_folder, save_pt, use_exports
 from custom_support import QUICK, forget, write_example
 from custom_support import run as run_example
 from exported_models import Exported
-
-from bundles import tiny_model
 from mytx.models import save_model
 
 

@@ -1,4 +1,4 @@
-"""A model of more than 2 GB: exported, checked, verified and loaded, in less than three times its weights."""
+"""A model of more than 2 GB is exported, verified and loaded in less than three times the memory of its weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A published checkpoint that nobody here trained, all the way: export, proof, and decoding in onnxruntime."""
+"""A published checkpoint: export, verification and decoding in onnxruntime."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_support import EAGER, GRAPHS, IN_ONNX
 from numpy.typing import NDArray
-from repository import DATA
 
 from benchmarks.ct2_model import open_ct2, save_ct2, translate_ct2
+from cli_support import EAGER, GRAPHS, IN_ONNX
 from mytx.exporter import export_bundle, open_bundle
 from mytx.exporter.contracts.contract import GRAPHS as ALL
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
 from mytx.models import load_checkpoint
+from repository import DATA
 
 pytestmark = pytest.mark.slow
 GOLDENS = json.loads((DATA / "ruaccent.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""``assert_parity`` in a test suite: it passes where files are right, and says what is wrong where they are not."""
+"""``assert_parity`` in a test suite passes for right files, and names the problem of wrong ones."""
 
 from __future__ import annotations
 

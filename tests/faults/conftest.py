@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from examine import Verdict, examine
 from exported_models import Exported
 from fault import Fault

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from exported_models import Exported
 from fault import Fault
-from rules import allclose_flags, torch_verify_flags
-from subject import Subject
-
 from mytx.exporter.cases.plan import few_cases
 from mytx.exporter.errors import MytxError
 from mytx.exporter.locate.places import locate
 from mytx.exporter.parity.report import GraphReport
+from rules import allclose_flags, torch_verify_flags
+from subject import Subject
 
 
 @dataclass(frozen=True)

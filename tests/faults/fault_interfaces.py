@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
-from fault import Fault, found_by
 from onnx import GraphProto, NodeProto, TensorProto, helper
+
+from fault import Fault, found_by
 from planting import constant, insert, mask_input_ignored, node, reads, rewire
 from subject import Subject, in_graph
 

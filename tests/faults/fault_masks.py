@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from fault import Fault, found_by
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
+
+from fault import Fault, found_by
 from planting import (
     bypass,
     constant,

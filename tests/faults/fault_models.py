@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fault import Fault, found_by
-from fault_values import epsilon, positions_repeat
-from subject import Subject
 from torch import Tensor
 
+from fault import Fault, found_by
+from fault_values import epsilon, positions_repeat
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.modules import GraphModule
 from mytx.exporter.parity.compare import Expected
@@ -25,6 +24,7 @@ from mytx.exporter.runtimes.composed import Composed
 from mytx.exporter.runtimes.eager import Eager
 from mytx.exporter.runtimes.run import Run
 from mytx.exporter.runtimes.runtime import Runtime
+from subject import Subject
 
 ROUNDING, VALUES = found_by("rounding"), found_by("rounding", "structure")
 

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
-from fault import Fault, found_by
-from fault_values import epsilon
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from onnxruntime.transformers.onnx_model import OnnxModel
+
+from fault import Fault, found_by
+from fault_values import epsilon
 from planting import bypass, constant, insert, node, reads, rewire, weight
 from subject import Subject, in_graph
 

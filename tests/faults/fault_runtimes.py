@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from fault import Fault, found_by
-from subject import Subject
 
+from fault import Fault, found_by
 from mytx.exporter.cases.case import Array
 from mytx.exporter.runtimes.run import Run
 from mytx.exporter.runtimes.runtime import Description, Runtime
+from subject import Subject
 
 Outputs = dict[str, Array]
 Spoil = Callable[[Mapping[str, Array], Outputs], Outputs]

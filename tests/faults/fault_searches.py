@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from fault import Fault, found_by
 from onnx import GraphProto, numpy_helper
+
+from fault import Fault, found_by
 from planting import constant, weight
 from planting_loops import (
     Edit,

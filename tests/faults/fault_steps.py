@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from fault import Fault, found_by
 from onnx import GraphProto, helper
+
+from fault import Fault, found_by
+from mytx.exporter.cases.case import Array
+from mytx.exporter.cases.plan import step_cases
+from mytx.exporter.runtimes.composed import Stepped
+from mytx.exporter.runtimes.run import Run, composed_runs
+from mytx.exporter.runtimes.runtime import Description, Runtime
 from planting import (
     change,
     constant,
@@ -20,12 +26,6 @@ from planting import (
 )
 from planting_loops import position_moved
 from subject import Subject, in_graph
-
-from mytx.exporter.cases.case import Array
-from mytx.exporter.cases.plan import step_cases
-from mytx.exporter.runtimes.composed import Stepped
-from mytx.exporter.runtimes.run import Run, composed_runs
-from mytx.exporter.runtimes.runtime import Description, Runtime
 
 VALUES, STRUCTURE = found_by("rounding", "structure"), found_by("structure")
 WEIGHTS = found_by("weights", "rounding", "structure")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from onnx import GraphProto, TensorProto, helper, numpy_helper
+
 from fault import found_by
 from fault_weights import FOREIGN, LAYER, SELF, UNREAD, WEIGHTS, row
-from onnx import GraphProto, TensorProto, helper, numpy_helper
 from planting import bypass, change, constant, insert, node, reads, rewire, weight
 from subject import in_graph
 

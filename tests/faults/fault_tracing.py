@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import onnx
 import torch
-from fault import Fault, found_by
-from subject import Subject
 from torch import Tensor, nn
 
+from fault import Fault, found_by
 from mytx.exporter.cases.plan import example
 from mytx.exporter.graphs.modules import Encode, Translate
 from mytx.exporter.quiet import quiet
+from subject import Subject
 
 
 class ShortcutWithoutPadding(Encode):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from onnx import GraphProto, TensorProto, helper
+
 import planting
 from fault import Fault, found_by
-from onnx import GraphProto, TensorProto, helper
 from planting import bypass, constant, get_constant, insert, node, reads, rewire, set_attribute
 from subject import in_graph
 

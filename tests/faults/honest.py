@@ -12,12 +12,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from exported_models import KINDS, lively, plain, shaken, translation
 from onnx import numpy_helper
-from rules import allclose_flags, torch_verify_flags
-from subject import collect_less
 from torch import Generator, Tensor, nn
 
+from exported_models import KINDS, lively, plain, shaken, translation
 from mytx.exporter.formats.onnx import export as onnx_format
 from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import ExportOptions
@@ -30,6 +28,8 @@ from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
 from mytx.models import Model, load_model
 from mytx.models.demo_files import demo_folder
 from mytx.transformer import MyTransformer
+from rules import allclose_flags, torch_verify_flags
+from subject import collect_less
 
 BOOL_MASKS = (
     "src_mask:bool,tgt_mask:bool,memory_mask:bool,src_key_padding_mask,tgt_key_padding_mask,memory_key_padding_mask"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from exported_models import Exported
 from onnx import GraphProto, ModelProto
 
+from exported_models import Exported
 from mytx.exporter.cases.case import Case, small
 from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.formats.table import FORMATS

@@ -1,4 +1,4 @@
-"""A check that cannot fail is a defect: for each there is a fault that nothing else finds."""
+"""Every check is needed: for each there is a fault that no other check finds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+
 from catalogue import FAULTS
 from examine import Verdict
 from exported_models import Exported

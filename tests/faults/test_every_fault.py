@@ -1,4 +1,4 @@
-"""Every planted fault is found by the standard plan, by the checks that should find it, and at its place."""
+"""The standard plan finds every planted fault, with the expected checks and at the right place."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+
 from catalogue import FAULTS
 from examine import Verdict
 from fault import Fault

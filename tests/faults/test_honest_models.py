@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+
 from exported_models import Exported
 from honest import ARCHITECTURES, DEMO, WEIGHTS, examine_honest, weights_of
 from subject import Subject

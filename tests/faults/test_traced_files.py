@@ -1,15 +1,15 @@
-"""The control for faults of tracing: a traced file of the model itself passes."""
+"""Control for faults of tracing: a traced file of the unchanged model passes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
 from exported_models import Exported
 from fault_tracing import traced
-from subject import Subject
-
 from mytx.exporter.graphs.modules import Decode, Encode, Translate
+from subject import Subject
 
 
 @pytest.mark.parametrize(("name", "module"), [("encoder", Encode), ("decoder", Decode), ("full", Translate)])

@@ -1,4 +1,4 @@
-"""The exam that the counts in docs/equality.md come from, in short."""
+"""A short version of the exam that gives the counts in docs/equality.md."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from catalogue import FAULTS
 
 ROOT = Path(__file__).parents[2]

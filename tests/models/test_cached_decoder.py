@@ -1,4 +1,4 @@
-"""The cached decoder: N steps are the full decoder at every position, whatever the model and the padding are."""
+"""The cached decoder: N steps equal the full decoder at every position, for every model and padding."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from layout_writers import couplet, translation
 from torch import Tensor
 
+from layout_writers import couplet, translation
 from mytx.models import CachedDecoder, TranslationModel
 
 OPTIONS: dict[str, dict[str, Any]] = {

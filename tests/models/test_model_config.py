@@ -1,4 +1,4 @@
-"""Configurations: what they refuse, and the way through JSON. Presets are rows of data."""
+"""Configurations: what they refuse, and their JSON. Presets are data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from layout_writers import classification, couplet, transformer, translation
 
+from layout_writers import classification, couplet, transformer, translation
 from mytx.models import PRESETS, Assumption, ModelConfig, build_model, build_preset, config_of
 from mytx.transformer import TransformerConfig
 

@@ -1,4 +1,4 @@
-"""The pieces of the search: what ranks first, what goes on, and how near a decision was."""
+"""The parts of the search: ranking, continuing, and the distance to the next best choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Greedy and beam search: against slow independent ones, what its options mean, near ties, and bad input."""
+"""Greedy and beam search: against slow independent versions, its options, near ties, and bad input."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from layout_writers import couplet, translation
 from torch import Tensor
 
+from layout_writers import couplet, translation
 from mytx.models import Generator
 
 END = 2

@@ -1,4 +1,4 @@
-"""The task models: what they compute, what they must not see, and the keys that checkpoints in the wild have."""
+"""The task models: what they compute, what must not influence them, and the keys of published checkpoints."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from layout_writers import classification, couplet, outputs, transformer, translation
 
+from layout_writers import classification, couplet, outputs, transformer, translation
 from mytx.models import ClassificationModel, CoupletModel, TranslationModel
 from mytx.models.embedding import PositionalEncoding, TokenEmbedding, sinusoidal_positions
 

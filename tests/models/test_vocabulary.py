@@ -1,4 +1,4 @@
-"""Text to ids and back, what is special, and what is refused; all of it without torch."""
+"""Text to ids and back, special tokens, and errors; all without torch."""
 
 from __future__ import annotations
 

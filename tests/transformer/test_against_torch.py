@@ -1,4 +1,4 @@
-"""With the same weights, MyTransformer is torch.nn.Transformer."""
+"""With the same weights, MyTransformer equals torch.nn.Transformer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One frozen value says what a model is."""
+"""A frozen configuration describes a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A query that may attend nowhere gets zero attention: finite, and the same on every path."""
+"""A query that may attend to nothing gets zero attention: finite, and equal on every path."""
 
 from __future__ import annotations
 

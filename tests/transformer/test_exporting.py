@@ -1,4 +1,4 @@
-"""torch.export takes the model as it is, with every length and the batch free."""
+"""torch.export takes the unchanged model, with free lengths and batch."""
 
 from __future__ import annotations
 

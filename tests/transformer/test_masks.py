@@ -1,4 +1,4 @@
-"""What a mask means: polarity, kinds, which axis is which, and who sees whom."""
+"""The meaning of masks: polarity, kinds, axes, and which positions see which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training, evaluation and gradients: the same numbers, and inputs that stay as they were."""
+"""Training, evaluation and gradients: equal numbers, and inputs do not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.jit.script takes every module with any masks, and the script survives a file."""
+"""torch.jit.script takes every module with any masks, and a script can be saved and loaded."""
 
 from __future__ import annotations
 

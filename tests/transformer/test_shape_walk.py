@@ -1,4 +1,4 @@
-"""trace_shapes shows the way of the shapes through a model, and leaves the model alone."""
+"""trace_shapes shows the shapes inside a model, and does not change the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own layers and attention, derived from ours, script and stack."""
+"""A user's own layers and attention, derived from ours, can be scripted and stacked."""
 
 from typing import Any, Optional, Tuple  # noqa: UP035 - what TorchScript reads
 

@@ -1,4 +1,4 @@
-"""Sizes that do not fit raise ValueError with both values in it."""
+"""Sizes that do not fit raise a ValueError that names both values."""
 
 from __future__ import annotations
 

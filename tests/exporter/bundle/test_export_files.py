@@ -1,4 +1,4 @@
-"""Files made side by side are those that are made one after the other, and what goes wrong arrives."""
+"""Files exported in parallel processes equal those exported one after the other, and errors are reported."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-from cli_support import names
-from exported_models import build
 from torch import Tensor, nn
 
+from cli_support import names
+from exported_models import build
 from mytx.exporter import ExportError
 from mytx.exporter.bundle import writing as exporting
 from mytx.exporter.bundle.writing import export_files

@@ -1,4 +1,4 @@
-"""``Bundle.generate``: the ids of PyTorch, whatever the batch and the graphs; and clear words for what does not fit."""
+"""``Bundle.generate`` gives the ids of PyTorch for every batch and graph; inputs that do not fit raise an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed at any moment while a bundle is replaced, the old one or the new one is there, whole."""
+"""If the process is killed while it replaces a bundle, either the old or the new bundle is complete."""
 
 from __future__ import annotations
 

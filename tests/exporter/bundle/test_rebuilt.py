@@ -1,4 +1,4 @@
-"""A bundle against its own model, rebuilt from it: other plans, own cases, and what does not fit."""
+"""A bundle is verified against the model rebuilt from it: other plans, the user's cases, and what does not fit."""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from cli_support import contents, names
-from staged_bundles import fill, make, refused, words_of
 
+from cli_support import contents, names
 from mytx.exporter.bundle.staging import Staging
+from staged_bundles import fill, make, refused, words_of
 
 # --- commit and reject -----------------------------------------------------------------------------------------------
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import contents, names
-from staged_bundles import fail, fill, make, refused, words_of
 
+from cli_support import contents, names
 from mytx.exporter.bundle import staging as bundle
 from mytx.exporter.bundle.staging import Staging
 from mytx.exporter.errors import BundleError
+from staged_bundles import fail, fill, make, refused, words_of
 
 
 @pytest.mark.parametrize("error", [RuntimeError, OSError, BundleError, KeyboardInterrupt, SystemExit])

@@ -9,11 +9,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from cli_support import names
-from staged_bundles import fill, make, refused, words_of
 
+from cli_support import names
 from mytx.exporter.bundle import staging as bundle
 from mytx.exporter.bundle.staging import Staging, recover
+from staged_bundles import fill, make, refused, words_of
 
 
 @pytest.mark.parametrize("through_a_link", [False, True])

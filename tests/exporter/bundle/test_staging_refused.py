@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_support import contents
-from staged_bundles import fill, make, refused, words_of
 
+from cli_support import contents
 from mytx.exporter.bundle.manifest import MANIFEST
 from mytx.exporter.bundle.staging import Staging, is_bundle
+from staged_bundles import fill, make, refused, words_of
 
 
 def test_a_file_in_the_place(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A user's own cases of graphs with a cache, of which callers may leave out some numbers."""
+"""The user's own cases for graphs with a cache, in which some numbers may be left out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exported_models import Exported, translation
 
+from exported_models import Exported, translation
 from mytx.exporter import OptionError
 from mytx.exporter.cases.case import Case
 from mytx.exporter.cases.user_cases import read_cases

@@ -1,67 +1,21 @@
-"""Identities: where they are promised they are tried, at exactly the right places, and what breaks them is found."""
+"""Identities: each graph is tested for those that it promises, at exactly the right positions."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from exported_models import KINDS, Exported, build, plain
-from torch import Tensor, nn
 
-from mytx.exporter.cases.case import Case
+from exported_models import KINDS, build
 from mytx.exporter.cases.identities import identities, sizes_of, whole_plan
 from mytx.exporter.cases.plan import LEVELS, make_plan
 from mytx.exporter.contracts.contract import CACHED, Axis, Contract, TensorSpec
-from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.model_graphs import graphs_of
-from mytx.exporter.graphs.modules import GraphModule
-from mytx.exporter.parity.reference import compute_references
-from mytx.exporter.parity.report import GraphReport
-from mytx.exporter.parity.verify import verify_file
-from mytx.exporter.runtimes.composed import Composed
-from mytx.exporter.runtimes.eager import Eager
-from mytx.exporter.runtimes.run import Run
-from mytx.exporter.runtimes.runtime import Runtime
 from mytx.transformer import MyTransformer
-
-PADDING, FUTURE, ALONE = "behind the padding", "after position", " alone"
-ALL = {PADDING, FUTURE, ALONE}
-WITH_DECODER = {"encoder": {PADDING, ALONE}, "decoder": ALL, "full": ALL}
-# What each graph of each kind of model must be tried for.
-PROMISED: dict[str, dict[str, set[str]]] = {
-    "translation": WITH_DECODER,
-    "couplet": WITH_DECODER,
-    "average pooling": {"encoder": {PADDING, ALONE}, "full": {PADDING, ALONE}},
-    "last pooling, silu": {"encoder": {PADDING, ALONE}, "full": {PADDING, ALONE}},
-    "upstream pooling": {"encoder": {PADDING, ALONE}, "full": {ALONE}},
-    "bare": WITH_DECODER,
-    "bare, every mask": WITH_DECODER,
-    "norm first, gelu, no bias": WITH_DECODER,
-}
-CONTRACTS = {
-    (kind, name): graph.contract
-    for kind, (_, masks) in KINDS.items()
-    for name, graph in plain(graphs_of(build(kind), masks)).items()
-}
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "contract" in metafunc.fixturenames:
-        metafunc.parametrize("contract", CONTRACTS.values(), ids=map(": ".join, CONTRACTS))
-
-
-def derived(plan: list[Case], which: str = "") -> list[Case]:
-    return [case for case in plan if case.group == "identities" and which in case.words]
-
-
-def tried(plan: list[Case]) -> set[str]:
-    return {which for which in ALL if derived(plan, which)}
-
+from plans import ALONE, CONTRACTS, FUTURE, PADDING, PROMISED, contracts_of, derived, tried
 
 # --- which there are -------------------------------------------------------------------------------------------------
 
@@ -69,7 +23,7 @@ def tried(plan: list[Case]) -> set[str]:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_graph_is_tried_for_each_identity_that_it_promises_and_no_other(kind: str, level: str) -> None:
-    found = {name: tried(whole_plan(contract, level)) for (of, name), contract in CONTRACTS.items() if of == kind}
+    found = {contract.graph: tried(whole_plan(contract, level)) for contract in contracts_of(kind)}
     assert found == PROMISED[kind]
 
 
@@ -214,7 +168,7 @@ def test_the_future_is_another_and_all_before_it_is_compared(contract: Contract)
 
 def test_a_masks_future_is_tried_only_where_the_mask_is_causal() -> None:
     for name in ("decoder", "full"):
-        contract = CONTRACTS["bare, every mask", name]
+        contract = CONTRACTS[f"bare, every mask: {name}"]
         for case in derived(whole_plan(contract), FUTURE):
             mask = hidden(case.inputs["tgt_mask"])
             length = mask.shape[-1]
@@ -259,14 +213,13 @@ def test_a_sentence_alone_is_the_row_of_its_batch_without_the_padding_on_its_rig
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "upstream pooling"])
 def test_some_sentence_is_shorter_alone_than_in_its_batch(kind: str) -> None:
-    for (of, _), contract in CONTRACTS.items():
-        if of == kind:
-            assert any(shorter(contract))
+    for contract in contracts_of(kind):
+        assert any(shorter(contract))
 
 
 def test_pooling_over_padding_cuts_no_padding_off() -> None:
     """There the sum is over all positions: what is cut off is missing from it."""
-    contract = CONTRACTS["upstream pooling", "full"]
+    contract = CONTRACTS["upstream pooling: full"]
     assert not any(shorter(contract))
     assert any(case.inputs["src_key_padding_mask"].any() for case in derived(whole_plan(contract), ALONE))
 
@@ -277,144 +230,3 @@ def shorter(contract: Contract) -> Iterator[bool]:
         assert case.same_as is not None
         lengths = [sizes_of(contract, found) for found in (plan[case.same_as.case], case)]
         yield any(lengths[1][axis] < size for axis, size in lengths[0].items() if axis != "batch")
-
-
-# --- models that break them ------------------------------------------------------------------------------------------
-
-BATCH, SOURCE, TARGET = Axis("batch", traced=2), Axis("source", traced=7), Axis("target", traced=5)
-MASK = TensorSpec("mask", "bool", (BATCH, SOURCE), role="padding")
-SRC = TensorSpec("src", "int64", (BATCH, SOURCE), role="ids", limit=11, hidden_by=("mask",), future="inside")
-EACH_POSITION = TensorSpec("y", "float32", (BATCH, SOURCE, 4))
-POOLED = TensorSpec("y", "float32", (BATCH, 4))
-
-
-class Embedded(GraphModule):
-    """An embedding, and what a function makes of it: ``[batch, length, 4]`` and the real positions."""
-
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-        torch.manual_seed(3)
-        super().__init__(nn.ModuleDict({"embedding": nn.Embedding(11, 4)}).eval())
-        self.function = function
-
-    def forward(self, src: Tensor, mask: Tensor) -> Tensor:
-        return self.function(self.model["embedding"](src), (~mask)[..., None])
-
-
-def past(x: Tensor, real: Tensor) -> Tensor:
-    """At each position the sum of the real ones up to there, and itself: all identities hold."""
-    return x + (x * real).cumsum(1)
-
-
-def graph_of(function: Callable[[Tensor, Tensor], Tensor], output: TensorSpec = EACH_POSITION, **src: object) -> Graph:
-    inputs = (replace(SRC, **src), MASK)  # type: ignore[arg-type]
-    return Graph(Contract("encoder", inputs, (output,), "batch first"), Embedded(function), ("embedding.",))
-
-
-def failed(graph: Graph) -> set[str]:
-    """The identities that do not hold in PyTorch; every other case must pass."""
-    plan = whole_plan(graph.contract)
-    references = compute_references(graph.module.model, graph, plan)
-    assert tried(plan)
-    run = Run("PyTorch", lambda path: Eager(graph), dimensions=False)
-    (report,) = verify_file(Path("model"), graph.contract, plan, references, [run], format_name="eager")
-    assert report.cases == len(plan)
-    assert report.passed is not bool(report.findings)
-    assert {finding.check for finding in report.findings} <= {"rounding"}
-    wrong = {finding.message.split()[1] for finding in report.findings}
-    broken = [case for case in plan if case.name in wrong]
-    assert len(broken) == len(wrong)
-    assert all(case.group == "identities" for case in broken)
-    return {which for which in ALL for case in broken if which in case.words}
-
-
-def test_a_model_for_which_all_identities_hold_passes() -> None:
-    assert failed(graph_of(past)) == set()
-
-
-def test_content_behind_padding_that_leaks_is_found() -> None:
-    """With the padding on the right, what leaks to the left is the future, too; and the sentence alone has none."""
-    assert failed(graph_of(lambda x, real: x + x.cumsum(1))) == {PADDING}
-    assert failed(graph_of(lambda x, real: x + x.sum(1, keepdim=True), future="")) == {PADDING, ALONE}
-    assert failed(graph_of(lambda x, real: x.mean(1), POOLED, future="")) == {PADDING, ALONE}
-
-
-def test_padding_that_may_leak_is_not_held_against_a_model_that_does_not_promise_it() -> None:
-    assert failed(graph_of(lambda x, real: x + x.sum(1, keepdim=True), hidden_by=(), future="")) == set()
-
-
-def test_the_future_that_leaks_is_found() -> None:
-    total = graph_of(lambda x, real: x + (x * real).sum(1, keepdim=True))
-    assert failed(total) == {FUTURE}
-    one_ahead = graph_of(lambda x, real: past(x, real) + torch.cat([(x * real)[:, 1:], torch.zeros_like(x[:, :1])], 1))
-    assert failed(one_ahead) == {FUTURE}
-    assert failed(graph_of(lambda x, real: x + (x * real).sum(1, keepdim=True), future="")) == set()
-
-
-def test_sentences_of_a_batch_that_influence_each_other_are_found() -> None:
-    assert failed(graph_of(lambda x, real: past(x, real) + 0.01 * past(x, real).mean(0))) >= {ALONE}
-    assert failed(graph_of(lambda x, real: past(x, real).flip(0))) >= {ALONE}
-
-
-def test_a_model_that_counts_padding_in_is_found_by_the_sentence_alone() -> None:
-    """The content is hidden, but the length is not: divided by all positions instead of the real ones."""
-    assert failed(graph_of(lambda x, real: (x * real).mean(1), POOLED, future="")) == {ALONE}
-    honest = graph_of(lambda x, real: (x * real).sum(1) / real.sum(1).clamp(min=1), POOLED, future="")
-    assert failed(honest) == set()
-
-
-@pytest.mark.parametrize("size", [1e-2, 1e-4, 1e-6])
-def test_a_leak_is_found_where_it_is_larger_than_rounding(size: float) -> None:
-    leak = graph_of(lambda x, real: past(x, real) + size * (x * ~real).sum(1, keepdim=True), future="")
-    assert (PADDING in failed(leak)) is (size > 1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_identities_hold_for_every_kind_of_model_in_pytorch(kind: str, exports: Callable[[str], Exported]) -> None:
-    exported = exports(kind)
-    for name, graph in exported.graphs.items():
-        run = Run("PyTorch", lambda path, graph=graph: Eager(graph), lambda case: case.group == "identities")  # type: ignore[misc]
-        plan = exported.plan(name)
-        (report,) = verify_file(Path(name), graph.contract, plan, exported.expected(name), [run], format_name="eager")
-        assert report.findings == ()
-        assert report.passed
-        assert report.cases == len(derived(plan)) >= 3
-
-
-# --- full is the decoder after the encoder ---------------------------------------------------------------------------
-
-
-def composed(exported: Exported, encoder: Runtime) -> GraphReport:
-    """The report on full by way of an encoder and the honest decoder."""
-    graph = exported.graphs["full"]
-    runtime = Composed(encoder, Eager(exported.graphs["decoder"]), graph.contract)
-    run = Run("both", lambda path: runtime, dimensions=False)
-    plan = exported.plan("full")
-    (report,) = verify_file(Path("full"), graph.contract, plan, exported.expected("full"), [run], format_name="eager")
-    assert report.cases == len(plan)
-    return report
-
-
-@pytest.mark.parametrize("kind", [kind for kind, graphs in PROMISED.items() if "decoder" in graphs])
-def test_the_decoder_after_the_encoder_is_full_for_every_kind_that_has_both(
-    kind: str, exports: Callable[[str], Exported]
-) -> None:
-    exported = exports(kind)
-    report = composed(exported, Eager(exported.graphs["encoder"]))
-    assert report.findings == ()
-    assert report.passed
-
-
-class Scaled(GraphModule):
-    """An encoder whose output is a little larger."""
-
-    def forward(self, src: Tensor, src_key_padding_mask: Tensor) -> Tensor:
-        memory: Tensor = self.model.encode(src, src_key_padding_mask)
-        return 1.001 * memory
-
-
-def test_an_encoder_that_gives_the_decoder_another_memory_is_found(translation: Exported) -> None:
-    encoder = translation.graphs["encoder"]
-    report = composed(translation, Eager(replace(encoder, module=Scaled(translation.model))))
-    assert not report.passed
-    assert {finding.check for finding in report.findings} == {"rounding"}
-    assert report.worst_ratio > 10

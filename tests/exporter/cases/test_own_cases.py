@@ -1,4 +1,4 @@
-"""A user's own cases: good files are taken, and what is wrong with another is said in one line with the way out."""
+"""The user's own cases: good files are read, and each bad one gives an error of one line and a hint."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exported_models import EVERY_MASK, classification, plain, translation
 
+from exported_models import EVERY_MASK, classification, plain, translation
 from mytx.exporter import OptionError
 from mytx.exporter.cases.case import Array
 from mytx.exporter.cases.user_cases import own_case, read_cases

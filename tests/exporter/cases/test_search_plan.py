@@ -1,4 +1,4 @@
-"""The plan of a graph that searches: what it covers, and that it is the same each time."""
+"""The plan of a graph that searches: what it covers, and that it is reproducible."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exported_models import couplet, translation
 
+from exported_models import couplet, translation
 from mytx.exporter.cases.case import Case
 from mytx.exporter.cases.identities import whole_plan
 from mytx.exporter.cases.plan import LEVELS

@@ -1,4 +1,4 @@
-"""What several tests of the command line need: a state dict as a file, and a folder in which nothing may be left."""
+"""What several tests of the command line need: a state dict in a file, a folder that must stay empty, and decoding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_support import names, save_pt
+
+from bundles import decoding_bundle
+from cli_support import Run, names, run_here, save_pt
+from decoded_lines import LINES
 from exported_models import Exported
 
 
@@ -23,3 +26,23 @@ def place(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     yield place
     assert names(place) == []
+
+
+@pytest.fixture
+def decode(capfd: pytest.CaptureFixture[str]) -> Run:
+    """``mytx-export run`` on a bundle that decodes."""
+    return lambda *arguments: run_here(capfd, "run", decoding_bundle(), *arguments, "--max-length", "6")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A file of 120 lines."""
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"{line}\n" for line in LINES))
+    return path
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """Where they are decoded to."""
+    return tmp_path / "out.txt"

@@ -1,4 +1,4 @@
-"""``mytx-export bench``: every way to decode has its row, and all give the same ids. How fast is not for a test."""
+"""``mytx-export bench`` prints a row for every way to decode, and all give the same ids. Speed is not tested."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from cli_support import Result, assert_refused, run_here
 
 from bundles import decoding_bundle, tiny_bundle, tiny_model
+from cli_support import Result, assert_refused, run_here
 from mytx.exporter import OptionError, open_bundle
 from mytx.exporter.decode import bench as benching
 from mytx.exporter.decode.bench_torch import decode_cached, decode_prefix

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from cli_support import Run, assert_refused
 from exported_models import Exported
 

@@ -1,23 +1,19 @@
-"""The command line and graphs that decode: asked for alone, refused where they cannot be, and checked again later."""
+"""Graphs that decode on the command line: selected alone, refused where impossible, and verified later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from cli_support import Result, assert_refused, names
 
 from bundles import copy_of_bundle, relist, tiny_model, whole_bundle
+from cli_support import Run, assert_refused, names
 from mytx.exporter.contracts.contract import GRAPHS, SEARCHES
 from mytx.exporter.errors import OptionError
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.pipeline import choose
-
-Run = Callable[..., Result]
-
 
 # --- which graphs there are ------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What goes wrong with a user's own model: one or two lines, exit code 2, and nothing is left behind."""
+"""Errors of a user's own model: one or two lines, exit code 2, and no files left."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from custom_support import QUICK, run, strange
 
+from custom_support import QUICK, run, strange
 from mytx.exporter.errors import MytxError
 from mytx.exporter.graphs.user_code import load_weights, make_module
 

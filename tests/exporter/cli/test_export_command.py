@@ -1,35 +1,19 @@
-"""``mytx-export onnx`` where all goes well: what it leaves, prints and exits with."""
+"""``mytx-export onnx`` when everything works: files, output and exit code."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 import pytest
-from cli_support import (
-    COMMAND,
-    EAGER,
-    GRAPHS,
-    IN_ONNX,
-    Result,
-    names,
-    run_process,
-    save_folder,
-    save_pt,
-    use_exports,
-)
-from exported_models import Exported
 
-from mytx.exporter.cli.main import cli
+from cli_support import EAGER, GRAPHS, IN_ONNX, Result, Run, names, run_process, save_folder, save_pt, use_exports
+from exported_models import Exported
 from mytx.exporter.contracts import contract
 from mytx.exporter.formats.onnx import files as onnx_files
 
-Run = Callable[..., Result]
 ROW_KEYS = {"graph", "format", "runtime", "cases", "compared", "max_abs_error", "worst_ratio", "allowed", "passed"}
 
 
@@ -275,85 +259,3 @@ def test_force_replaces_a_bundle_and_a_new_parent_is_made(folder: Path, run: Run
     assert (target / "manifest.json").read_bytes() != before
     assert "full.onnx" not in names(target)
     assert names(target.parent) == ["bundle"]
-
-
-# --- help, and readers that go away ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in sorted(cli.commands))])
-def test_help_has_an_example_and_needs_no_heavy_import(arguments: list[str]) -> None:
-    program = f"""
-import sys
-from mytx.exporter.cli.main import main
-try:
-    main({arguments})
-except SystemExit as error:
-    assert error.code == 0
-heavy = {{"torch", "onnx", "onnxruntime", "onnxscript", "numpy", "safetensors"}} & sys.modules.keys()
-assert not heavy, heavy
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Usage: mytx-export" in done.stdout
-    assert done.stderr == ""
-    if len(arguments) > 1:
-        assert "Example" in done.stdout
-        assert f"mytx-export {arguments[0]}" in done.stdout.split("Example")[1]
-
-
-def test_help_is_fast() -> None:
-    def fastest(command: list[str]) -> float:
-        seconds = []
-        for _ in range(5):
-            start = time.perf_counter()
-            subprocess.run(command, capture_output=True, check=True)
-            seconds.append(time.perf_counter() - start)
-        return min(seconds)
-
-    # 0.3 s on an idle machine; on a busy one, not much more than Python and click alone.
-    limit = max(0.3, 3 * fastest([sys.executable, "-c", "import click"]))
-    assert fastest([COMMAND, "--help"]) < limit
-
-
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    with subprocess.Popen([COMMAND, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 0
-
-
-# The command with an export that is over at once.
-VERDICT = """
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-from mytx.exporter.cli import export as export_commands
-from mytx.exporter.cli import main as cli
-passed = sys.argv[1] == "passed"
-result = SimpleNamespace(passed=passed, report=None, bundle=Path("x"), assumed=(), seconds={}, to_dict=lambda: {})
-export_commands._export = lambda *arguments, **options: result
-cli.main(["onnx", "model.pt", "-o", "x", *sys.argv[2:]])
-"""
-
-
-@pytest.mark.parametrize(("verdict", "code"), [("passed", 0), ("failed", 1)])
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_a_reader_that_goes_away_changes_no_verdict(verdict: str, code: int, options: list[str]) -> None:
-    command = [sys.executable, "-c", VERDICT, verdict, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert b"Traceback" not in process.stderr.read()
-    assert process.returncode == code
-
-
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_without_a_stream_to_print_to_the_exit_code_still_holds(stream: str) -> None:
-    closes = {"stdout": ">&-", "stderr": "2>&-"}[stream]
-    for arguments, code in (("--help", 0), ("onnx absent.pt", 2)):
-        done = subprocess.run(f"'{COMMAND}' {arguments} {closes}", shell=True, capture_output=True, check=False)
-        assert done.returncode == code
-        assert b"Traceback" not in done.stderr

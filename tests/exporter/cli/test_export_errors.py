@@ -15,8 +15,8 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
-from cli_support import COMMAND, Result, Run, assert_refused, contents, planted, run_here
 
+from cli_support import COMMAND, Result, Run, assert_refused, contents, planted, run_here
 from mytx.exporter import pipeline
 from mytx.exporter.bundle import inspection as inspecting
 from mytx.exporter.formats.onnx import export as onnx_format

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+
 from cli_support import EAGER, GRAPHS, HALVES, IN_ONNX, Run, contents, names, planted
 
 

@@ -1,22 +1,19 @@
-"""A bundle that failed stays failed, in every place that somebody looks at."""
+"""A bundle that failed stays failed in every command and report."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from cli_support import Result
 
 from bundles import tiny_bundle
+from cli_support import Run
 from mytx.exporter.bundle.manifest import MANIFEST
 from mytx.exporter.cli import main as cli
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture

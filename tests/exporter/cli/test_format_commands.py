@@ -1,4 +1,4 @@
-"""The command line beyond ONNX: other formats, plans, own cases, and the place of a fault."""
+"""The commands for other formats, ``--plan``, ``--case`` and ``locate``."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from cli_support import Result, assert_refused, names
 from onnx import helper
 
 from bundles import copy_of_bundle, edit_manifest, relist, tiny_bundle, tiny_model
+from cli_support import Run, assert_refused, names
 from mytx.exporter import export_bundle, open_bundle
 from mytx.exporter.contracts.contract import GRAPHS, SEARCHES, Contract
 from mytx.exporter.formats.onnx import export as onnx_format
 from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import FORMATS
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")

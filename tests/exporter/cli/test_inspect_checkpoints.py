@@ -1,4 +1,4 @@
-"""``inspect`` says of a checkpoint whether an export would refuse its weights, and ``onnx`` refuses them."""
+"""``inspect`` says whether an export would refuse the weights of a checkpoint, and ``onnx`` refuses them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from cli_support import Result
 
 from bundles import tiny_model
+from cli_support import Run
 from mytx.exporter.graphs.user_code import load_weights
 from mytx.models import CheckpointError
 
-Run = Callable[..., Result]
 BIAS = "my_transformer.encoder.layers.0.norm1.bias"
 SECTION = "Weights that an export refuses"
 

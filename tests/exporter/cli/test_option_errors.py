@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from cli_support import Run, assert_refused, run_process, save_folder
 from exported_models import Exported
 

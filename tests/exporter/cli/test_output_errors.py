@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from bundles import copy_of_bundle
 from cli_support import Run, assert_refused, contents, names, run_process, save_folder
 from exported_models import Exported
-
-from mytx.exporter import pipeline
+from mytx.exporter import pipeline, verify_bundle
 from mytx.exporter.bundle import staging as bundle
 from mytx.exporter.formats.onnx import export as onnx_format
 
@@ -134,3 +135,9 @@ def test_errors_of_the_disk_at_any_step(
             result = run("onnx", folder, "-o", place / "x", "--component", "encoder")
         assert_refused(result, os.strerror(number), "/some/file", "hint: ")
         assert names(place) == []
+
+
+def test_a_bundle_is_not_made_inside_another(run, tmp_path):
+    bundle = copy_of_bundle(tmp_path)
+    assert_refused(run("onnx", "-o", bundle / "sub"), "is a bundle")
+    assert verify_bundle(bundle).passed

@@ -1,4 +1,4 @@
-"""Contracts: what they say, and that JSON keeps it."""
+"""Contracts: what they contain, and that JSON keeps it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from exported_models import KINDS, build
 
+from exported_models import KINDS, build
 from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
 from mytx.exporter.graphs.model_graphs import graphs_of
 

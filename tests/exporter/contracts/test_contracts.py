@@ -1,4 +1,4 @@
-"""Contracts of users, those that are found out, and models of other kinds."""
+"""Contracts that users write or that are inferred, and models of other kinds."""
 
 from __future__ import annotations
 

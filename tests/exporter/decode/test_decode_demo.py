@@ -1,4 +1,4 @@
-"""The demo decodes words it never saw as PyTorch does: in Python, in Node, in WebAssembly and in OpenVINO."""
+"""The demo decodes held-out words as PyTorch does: in Python, Node, WebAssembly and OpenVINO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracing: the program holds the graph's own weights alone, and the model stays as it is."""
+"""A traced program holds only the weights of its graph, and the model does not change."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from exported_models import KINDS, Exported, build
 from torch import nn
 
+from exported_models import KINDS, Exported, build
 from mytx.exporter import ExportError
 from mytx.exporter.formats.program import export_program
 from mytx.exporter.graphs.model_graphs import graphs_of

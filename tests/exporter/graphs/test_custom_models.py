@@ -1,4 +1,4 @@
-"""The worked example: a user's model with a contract, with the usual arguments, and as a reference."""
+"""The worked example: a user's model with a contract, with inferred graphs, and as a reference."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from custom_support import QUICK, run, strange
 from onnx import numpy_helper
 
+from custom_support import QUICK, run, strange
 from mytx.exporter.cases.plan import few_cases, make_plan
 from mytx.exporter.graphs.exportable import as_exportable, custom_model
 from mytx.exporter.graphs.user_code import load_weights, make_module, read_contract

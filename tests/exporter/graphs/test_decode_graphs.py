@@ -1,4 +1,4 @@
-"""The graphs that decode with a cache: their contracts, and modules that give what the model gives."""
+"""The graphs that decode with a cache: their contracts, and modules that compute what the model computes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exported_models import Exported, build, classification, couplet, shaken, translation
 from torch import Tensor
 
+from exported_models import Exported, build, classification, couplet, shaken, translation
 from mytx.exporter.contracts.contract import CACHED, GRAPHS, SEARCHES, Contract, TensorSpec
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.graphs.modules import arguments

@@ -1,4 +1,4 @@
-"""The graphs of each model: their contracts, and which weights they hold."""
+"""The graphs of each model: contracts, masks and weights."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from exported_models import EVERY_MASK, KINDS, build, classification, couplet, plain, translation
 
+from exported_models import EVERY_MASK, KINDS, build, classification, couplet, plain, translation
 from mytx.exporter import OptionError
 from mytx.exporter.cases.plan import optional_cases
 from mytx.exporter.contracts.contract import GRAPHS, TensorSpec
@@ -288,3 +288,8 @@ def test_a_graphs_module_takes_the_contracts_inputs_by_name(kind: str) -> None:
             spec.name for spec in graph.contract.inputs
         ]
         assert [spec.name for spec in graph.flexible.inputs] == arguments
+
+
+def test_a_model_without_decoder_layers_has_an_encoder_to_export():
+    assert list(graphs_of(MyTransformer(16, 2, 1, 0, 24))) == ["encoder"]
+    assert list(graphs_of(MyTransformer(16, 2, 1, 1, 24))) == ["encoder", "decoder", "full"]

@@ -1,4 +1,4 @@
-"""``mytx-export locate`` where the file is right and onnxruntime's optimiser makes it wrong."""
+"""``mytx-export locate`` when the file is right and onnxruntime's optimiser makes it wrong."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from cli_support import Result, assert_refused, names
-from planting_rewrites import norm_turned_round
 
 from bundles import copy_of_bundle, decoding_bundle, edit_manifest, relist, tiny_bundle, whole_bundle
+from cli_support import Run, assert_refused, names
 from mytx.exporter.bundle.manifest import read_manifest
 from mytx.exporter.contracts.contract import CACHED
 from mytx.exporter.formats.table import PLAIN
+from planting_rewrites import norm_turned_round
 
-Run = Callable[..., Result]
 NORM = "LayerNormFusionL1"
 ADVICE = f'onnxruntime.InferenceSession(path, disabled_optimizers=["{NORM}"])'
 

@@ -1,4 +1,4 @@
-"""The comparison rule, with a planted fault for each part of it."""
+"""The rule of comparison, with a planted fault for each part of it."""
 
 from __future__ import annotations
 

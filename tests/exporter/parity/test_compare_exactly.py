@@ -1,4 +1,4 @@
-"""Ids and counts: none may differ, but for sentences of which two results are as right."""
+"""Ids and counts must be equal, except for sentences with two results that are equally right."""
 
 from __future__ import annotations
 

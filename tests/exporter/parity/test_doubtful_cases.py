@@ -1,4 +1,4 @@
-"""The noise of a case that fails by little is measured again, by more runs; a real fault does not pass by it."""
+"""If a case fails by little, its noise is measured again with more runs; a real fault still fails."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exported_models import Exported
-from planting import constant, insert, node, set_attribute
 
+from exported_models import Exported
 from mytx.exporter.cases.case import Case
 from mytx.exporter.parity.compare import FACTOR, FAIL, ULP, Comparison, Expected
 from mytx.exporter.parity.reference import measure_more
@@ -20,6 +19,7 @@ from mytx.exporter.parity.report import GraphReport
 from mytx.exporter.parity.verify import Measure, _doubtful, verify_file
 from mytx.exporter.runtimes import onnx_runs
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
+from planting import constant, insert, node, set_attribute
 
 
 class Doubt:

@@ -1,4 +1,4 @@
-"""The reference and its noise: the model is untouched, the noise is honest, the plan tells inputs apart."""
+"""References and their noise: the model does not change, the noise is realistic, the plan distinguishes inputs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exported_models import KINDS, Exported, build, translation
 from torch import Tensor
 
+from exported_models import KINDS, Exported, build, translation
 from mytx.exporter.cases.plan import make_plan
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.compare import PASS, compare_case

@@ -1,4 +1,4 @@
-"""Reports: what counts as passed, and that JSON keeps it."""
+"""Reports: what passes, and that JSON keeps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference of a search: ids, scores, and the sentences of which two results are as right."""
+"""The reference of a search: ids, scores, and sentences with two results that are equally right."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exported_models import build
 
+from exported_models import build
 from mytx.exporter.cases.case import Array, Case
 from mytx.exporter.cases.search_plan import make_search_plan
 from mytx.exporter.contracts.contract import Contract

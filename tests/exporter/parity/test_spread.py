@@ -1,4 +1,4 @@
-"""How errors are spread: counted by powers of two, cheaply and without losing one."""
+"""The spread of errors: counted by powers of two, fast and complete."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exported_models import Exported
 
+from exported_models import Exported
 from mytx.exporter.cases.identities import whole_plan
 from mytx.exporter.parity.compare import FAIL, PASS, Expected, compare_values
 from mytx.exporter.parity.search_reference import search_references

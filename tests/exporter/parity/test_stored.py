@@ -1,4 +1,4 @@
-"""Reference cases in a bundle: what is kept of a plan, and that it is read back as it was."""
+"""Reference cases in a bundle: which are stored, and that reading gives what was written."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exported_models import Exported
 
+from exported_models import Exported
 from mytx.exporter.cases.case import Case
 from mytx.exporter.errors import BundleError
 from mytx.exporter.parity.compare import Expected, compare_case

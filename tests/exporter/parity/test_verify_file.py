@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exported_models import Exported
 
+from exported_models import Exported
 from mytx.exporter.cases.case import Array, Case
 from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
 from mytx.exporter.formats.table import FORMATS

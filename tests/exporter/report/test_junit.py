@@ -1,4 +1,4 @@
-"""JUnit XML: every finding fails one test, where a reader looks for it, and nothing else does."""
+"""JUnit XML: each finding fails exactly one test, under the name where a reader expects it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from made_reports import EVIL, GROUPS, doubted, lifted, report, row, unloadable
 
+from made_reports import EVIL, GROUPS, doubted, lifted, report, row, unloadable
 from mytx.exporter.parity.report import Finding, GraphReport, ParityReport
 from mytx.exporter.report.junit import junit_xml
 

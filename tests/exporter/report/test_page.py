@@ -1,4 +1,4 @@
-"""``parity.html``: one page that needs nothing else, says what failed first, and shows every case."""
+"""``parity.html``: one self-contained page that shows failures first, and every case."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from made_reports import EVIL, GROUPS, case, doubted, lifted, manifest, report, row, unloadable
-from repository import ROOT
 
+from made_reports import EVIL, GROUPS, case, doubted, lifted, manifest, report, row, unloadable
 from mytx.exporter.parity.report import Finding, GraphReport, ParityReport
 from mytx.exporter.report.page import MOST_FAILURES, TEMPLATES, parity_page
 from mytx.exporter.report.plots import RunCase, histogram_of, plots_of
+from repository import ROOT
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EMPTY = {"meta", "link", "br"}  # elements that have no end

@@ -1,4 +1,4 @@
-"""Things that run a graph: all cases even where one fails, full by way of its halves, the model itself."""
+"""Runtimes: all cases run even if one fails, ``full`` by its two halves, and the model itself."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 import torch
-from exported_models import KINDS, Exported
 
+from exported_models import KINDS, Exported
 from mytx.exporter.cases.case import Array
-from mytx.exporter.contracts.contract import Axis, Contract, TensorSpec
+from mytx.exporter.contracts.contract import Contract, TensorSpec
 from mytx.exporter.runtimes.composed import Composed
 from mytx.exporter.runtimes.eager import Eager
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
 from mytx.exporter.runtimes.runtime import Description, run_all
-
-BATCH, SOURCE, TARGET = Axis("batch", traced=2), Axis("source", traced=7), Axis("target", traced=5)
+from plans import BATCH, TARGET
 
 
 class Doubling:

@@ -1,4 +1,4 @@
-"""The full graph by cached steps: it is equal, and a past that is not kept as it should be is found."""
+"""The full graph by cached steps gives the same result, and a past that is kept wrongly is found."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exported_models import Exported
 
+from exported_models import Exported
 from mytx.exporter.cases.case import Array, Case
 from mytx.exporter.cases.plan import step_cases
 from mytx.exporter.parity.report import GraphReport

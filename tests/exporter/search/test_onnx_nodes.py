@@ -1,4 +1,4 @@
-"""Nodes are computed no oftener than they must be."""
+"""Equal nodes are created only once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from exported_models import Exported
 from onnx.reference import ReferenceEvaluator
 
+from exported_models import Exported
 from mytx.exporter.search.nodes import FLOAT, INT, Nodes, tensor
 
 

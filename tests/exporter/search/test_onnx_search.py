@@ -1,4 +1,4 @@
-"""A decode in one ONNX file gives what the search in PyTorch gives."""
+"""A search in one ONNX file gives the results of the search in PyTorch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exported_models import Exported, build, shaken
 
+from exported_models import Exported, build, shaken
 from mytx.exporter.runtimes.onnx_reference import OnnxReference
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
 from mytx.models import CoupletModel, Generator, TranslationModel

@@ -1,4 +1,4 @@
-"""Small bundles, made once for all tests that need one to look at or to damage."""
+"""Small bundles, made once for all tests that read or damage one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from mytx.exporter import export_bundle
 from mytx.exporter.bundle.manifest import describe_files
 from mytx.exporter.formats.table import PLAIN
-from mytx.models import TranslationModel
+from mytx.models import Model, TranslationModel
 from mytx.models.vocab import Vocabulary
 
 LETTERS = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3} | {letter: 4 + n for n, letter in enumerate("abcdefgh")}
@@ -39,11 +41,18 @@ def decoding_bundle() -> Path:
     return _export(("step", "prefill", "greedy", "generate"), verify=False)
 
 
-def _export(components: tuple[str, ...], verify: bool = True) -> Path:
+@functools.cache
+def shared_bundle() -> Path:
+    """The folder of a bundle whose files share their weights; copy it before you change it."""
+    return _export(PLAIN, weights="shared", level="quick")
+
+
+def _export(components: tuple[str, ...], verify: bool = True, **options: Any) -> Path:
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     vocabulary = Vocabulary(LETTERS, SOUNDS)
-    result = export_bundle(tiny_model(), folder / "bundle", components=components, vocabulary=vocabulary, verify=verify)
+    options = {"components": components, "vocabulary": vocabulary, "verify": verify, **options}
+    result = export_bundle(tiny_model(), folder / "bundle", **options)
     assert result.passed is (True if verify else None)
     return folder / "bundle"
 
@@ -52,6 +61,11 @@ def tiny_model() -> TranslationModel:
     """Random weights, but the same ones each time: a seed with which some texts end by themselves and others do not."""
     torch.manual_seed(28)
     return TranslationModel(len(LETTERS), len(SOUNDS), 16, 2, 1, 2, 24, 0.1, max_length=40)
+
+
+def arrays_of(model: Model) -> dict[str, np.ndarray]:
+    """The weights of a model as numpy arrays."""
+    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
 
 
 def copy_of_bundle(folder: Path, bundle: Path | None = None) -> Path:
@@ -66,8 +80,5 @@ def edit_manifest(bundle: Path, **changes: object) -> None:
 
 
 def relist(bundle: Path) -> None:
-    """Make the manifest say what the files are."""
-    manifest = (bundle / "manifest.json").rename(bundle.parent / "manifest.json")
-    files = [vars(entry) for entry in describe_files(bundle)]
-    manifest.rename(bundle / "manifest.json")
-    edit_manifest(bundle, files=files)
+    """Make the manifest say what the files are, as a tool that writes both would."""
+    edit_manifest(bundle, files=[vars(entry) for entry in describe_files(bundle)])

@@ -1,4 +1,4 @@
-"""Running ``mytx-export``: as a process, or here with exports that were made before."""
+"""Running ``mytx-export``: as a process, or in this process with exports that were made before."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 import pytest
 import torch
-from exported_models import Exported, plain
 
+from exported_models import Exported, plain
 from mytx.exporter.cases.case import Case
 from mytx.exporter.cli import main as cli
 from mytx.exporter.contracts.contract import Contract

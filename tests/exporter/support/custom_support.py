@@ -12,10 +12,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from cli_support import Result
-from repository import EXAMPLES
 
+from cli_support import Result
 from mytx.exporter.cli import main as cli
+from repository import EXAMPLES
 
 EXAMPLE = EXAMPLES / "translation"
 QUICK = ("--plan", "quick")

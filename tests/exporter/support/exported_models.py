@@ -1,4 +1,4 @@
-"""Tiny models of every kind, each exported once a session, and the files that come of it."""
+"""Tiny models of every kind, each exported once a session, and their files."""
 
 from __future__ import annotations
 
@@ -167,3 +167,6 @@ class Exported:
         found = find_weights("onnx", path, self.weights(name))
         plan, expected = self.plan(name), self.expected(name)
         return verify_file(path, self.contract(name), plan, expected, onnx_runs.runs(), format_name="onnx", found=found)
+
+
+Exports = Callable[[str], Exported]

@@ -1,4 +1,4 @@
-"""Reports made by hand: what a file can come to, without running one."""
+"""Reports made by hand, without running a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code to plant in torch.export files: each makes a marker when it is run."""
+"""Code to plant in torch.export files: each creates a marker file when it runs."""
 
 from __future__ import annotations
 

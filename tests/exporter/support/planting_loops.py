@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 from onnx import GraphProto, NodeProto, helper, numpy_helper
+
 from planting import constant, insert, reads, rewire
 
 Edit = Callable[[GraphProto], None]

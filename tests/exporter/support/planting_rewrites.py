@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from onnx import GraphProto, NodeProto, helper, numpy_helper
+
 from planting import constant
 
 

@@ -1,4 +1,4 @@
-"""Small bundles of text, made in a staging folder; for tests of the folder alone."""
+"""Bundles of a few text files, made in a staging folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import names
 
+from cli_support import names
 from mytx.exporter.bundle.manifest import MANIFEST, Manifest, describe_files
 from mytx.exporter.bundle.staging import Staging, write_json
 from mytx.exporter.errors import BundleError

@@ -1,4 +1,4 @@
-"""The files of TorchScript and torch.export: exported once a kind, verified as the pipeline does, and faulty copies."""
+"""The TorchScript and torch.export files of each kind of model, how to verify them, and copies with faults."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exported_models import KINDS, build, plain
-from planting import checks
 
+from exported_models import KINDS, build, plain
 from mytx.exporter.cases.case import Case
 from mytx.exporter.cases.identities import whole_plan
 from mytx.exporter.cases.plan import optional_cases
@@ -28,6 +27,7 @@ from mytx.exporter.parity.weights import find_weights
 from mytx.exporter.quiet import quiet
 from mytx.exporter.runtimes.run import runs_of
 from mytx.models import Model
+from planting import checks
 
 
 class Proven:

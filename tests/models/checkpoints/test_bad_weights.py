@@ -1,4 +1,4 @@
-"""Weights that are NaN, infinite or no floats: a description of the checkpoint says so, and nothing else alarms."""
+"""Weights that are NaN, infinite or not floats are named in the description of a checkpoint; good weights are not."""
 
 from __future__ import annotations
 
@@ -8,24 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from layout_writers import State, anonymous, classification, couplet, legacy, packed, transformer, translation, tutorial
 from safetensors.torch import load_file, save_file
 
+from checkpoint_support import Save
+from layout_writers import State, anonymous, classification, couplet, legacy, packed, transformer, translation, tutorial
 from mytx.models import CheckpointError, describe_checkpoint, load_checkpoint, load_model, save_model
 
 MAKERS = {"translation": translation, "couplet": couplet, "classification": classification, "transformer": transformer}
-
-
-@pytest.fixture
-def save(tmp_path: Path) -> Callable[[State], Path]:
-    def write(state: State) -> Path:
-        torch.save(state, tmp_path / "model.pt")
-        return tmp_path / "model.pt"
-
-    return write
-
-
-Save = Callable[[State], Path]
 
 
 def changed(state: State, name: str, *values: float) -> State:

@@ -1,4 +1,4 @@
-"""What no checkpoint says: options, the vocabulary and defaults, each recorded with where it came from."""
+"""What no checkpoint contains: options, the vocabulary and defaults, each recorded with its source."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from layout_writers import classification, couplet, outputs, transformer, translation
 
+from layout_writers import classification, couplet, outputs, transformer, translation
 from mytx.models import Assumption, CheckpointError, Vocabulary, config_of, load_checkpoint
 
 MAKERS = {"translation": translation, "couplet": couplet, "classification": classification, "transformer": transformer}

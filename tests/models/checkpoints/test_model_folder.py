@@ -1,4 +1,4 @@
-"""``save_model`` and ``load_model``: bit for bit, and a clear error for a folder that is not whole."""
+"""``save_model`` and ``load_model`` keep every bit; an incomplete folder gives a clear error."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from layout_writers import classification, couplet, outputs, transformer, translation
 from safetensors.torch import load_file
 
+from layout_writers import classification, couplet, outputs, transformer, translation
 from mytx.models import Assumption, CheckpointError, build_model, config_of, load_model, save_model
 
 ALL_MODELS = [translation, couplet, classification, transformer]

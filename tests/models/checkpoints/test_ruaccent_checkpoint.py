@@ -1,4 +1,4 @@
-"""A published checkpoint that nobody here trained: ruaccent-predictor's, exactly as it ships."""
+"""A published checkpoint, ruaccent-predictor's, loads exactly as it is distributed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The ONNX files of graphs that decode: what they hold, at every opset, and what they do at the edges."""
+"""The ONNX files of graphs that decode: contents, every opset, and inputs at the limits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from exported_models import Exported, shaken, translation
 from onnx import GraphProto, numpy_helper
 
+from exported_models import Exported, Exports, shaken, translation
 from mytx.exporter.contracts.contract import CACHED, SEARCHES, Contract
 from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import ExportOptions
@@ -21,7 +21,6 @@ from mytx.exporter.quiet import quiet
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
 from mytx.models import Generator
 
-Exports = Callable[[str], Exported]
 POSITIONS, LARGEST = 64, 6  # of the translation model: positions, and half of the vocabulary
 searches = pytest.mark.parametrize("name", SEARCHES)
 

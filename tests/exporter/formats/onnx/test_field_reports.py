@@ -1,4 +1,4 @@
-"""What went wrong for others who exported a Transformer, and must not here. Public issues, by kind.
+"""Failures that others reported when they exported a Transformer do not happen here: public issues, by kind.
 
 Every graph is traced at source 7, target 5 and batch 2.
 """
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exported_models import Exported
 
+from exported_models import Exported, Exports
 from mytx.exporter.cases.case import Array, Case
 from mytx.exporter.cases.plan import fill
 from mytx.exporter.contracts.contract import Contract
@@ -19,7 +19,6 @@ from mytx.exporter.parity.compare import PASS, Expected, compare_case, compare_v
 from mytx.exporter.runtimes.onnxruntime import LEVELS, OnnxRuntime, RuntimeOptions
 
 KINDS = ["translation", "bare, every mask", "norm first, gelu, no bias"]
-Exports = Callable[[str], Exported]
 
 
 def random_case(

@@ -1,4 +1,4 @@
-"""A file is written and read one weight at a time, and is the same as onnx's own."""
+"""Weights are read from a file one at a time, and are those that onnx reads."""
 
 from __future__ import annotations
 

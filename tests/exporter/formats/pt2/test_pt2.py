@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exported_models import KINDS, shaken, translation
-from repository import ROOT
 from torch import Tensor
-from torch_files import Proven, TorchFiles, assert_passed, assert_untouched, state
 
+from exported_models import KINDS, shaken, translation
 from mytx.exporter.errors import ExportError, OptionError
 from mytx.exporter.formats import pt2 as pt2_format
 from mytx.exporter.formats.pt2 import load
@@ -23,6 +21,8 @@ from mytx.exporter.parity.weights import find_weights
 from mytx.exporter.quiet import quiet
 from mytx.exporter.runtimes.pt2 import ExportedGraph
 from mytx.transformer import MyTransformerEncoderLayer
+from repository import ROOT
+from torch_files import Proven, TorchFiles, assert_passed, assert_untouched, state
 
 
 @pytest.mark.parametrize("kind", KINDS)

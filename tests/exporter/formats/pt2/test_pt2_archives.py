@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from planting_code import Changes, Touch, plants
-from torch_files import TorchFiles, repack
 
 from mytx.exporter.errors import BundleError
 from mytx.exporter.formats.program_text import is_expression
@@ -18,6 +16,8 @@ from mytx.exporter.formats.pt2 import load
 from mytx.exporter.parity.weights import find_weights
 from mytx.exporter.quiet import quiet
 from mytx.exporter.runtimes.pt2 import ExportedGraph
+from planting_code import Changes, Touch, plants
+from torch_files import TorchFiles, repack
 
 # --- planted code ----------------------------------------------------------------------------------------------------
 

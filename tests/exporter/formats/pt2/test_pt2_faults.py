@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_files import TorchFiles, found, messages, repack
 
 from mytx.exporter.formats.program import export_program
 from mytx.exporter.formats.pt2 import load
@@ -20,6 +19,7 @@ from mytx.exporter.formats.torch_files import describe_file
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.modules import GraphModule
 from mytx.exporter.quiet import quiet
+from torch_files import TorchFiles, found, messages, repack
 
 
 def saved(files: TorchFiles, name: str, program: Any, folder: Path) -> Path:

@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exported_models import KINDS, shaken, translation
-from repository import ROOT
 from torch import Tensor
-from torch_files import Proven, TorchFiles, assert_passed, assert_untouched, state
 
+from exported_models import KINDS, shaken, translation
 from mytx.exporter.errors import ExportError, OptionError
 from mytx.exporter.formats import torchscript as torchscript_format
 from mytx.exporter.formats.table import ExportOptions
@@ -24,6 +22,8 @@ from mytx.exporter.parity.weights import find_weights
 from mytx.exporter.quiet import quiet
 from mytx.exporter.runtimes.torchscript import TorchScript
 from mytx.transformer import MyTransformerEncoderLayer
+from repository import ROOT
+from torch_files import Proven, TorchFiles, assert_passed, assert_untouched, state
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from planting_code import Touch
-from torch_files import TorchFiles, messages, repack
 
 from mytx.exporter.errors import BundleError
 from mytx.exporter.parity.weights import find_weights
 from mytx.exporter.runtimes.torchscript import TorchScript
+from planting_code import Touch
+from torch_files import TorchFiles, messages, repack
 
 
 def test_a_foreign_file_is_refused(honest: TorchFiles, tmp_path: Path) -> None:

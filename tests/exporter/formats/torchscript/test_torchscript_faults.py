@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exported_models import shaken, translation
 from torch import Tensor
-from torch_files import Proven, TorchFiles, assert_passed, found, messages, repack
 
+from exported_models import shaken, translation
 from mytx.exporter.formats.torch_files import describe_file
 from mytx.exporter.formats.torchscript import load
 from mytx.exporter.graphs.modules import GraphModule
 from mytx.exporter.quiet import quiet
+from torch_files import Proven, TorchFiles, assert_passed, found, messages, repack
 
 
 def saved(files: TorchFiles, name: str, module: object, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A TorchScript file of a search: it is verified with and without the optional numbers, and faults in it are found."""
+"""The TorchScript file of a search passes with and without optional numbers, and faults in it are found."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exported_models import build
-from torch_files import found, messages, repack
 
+from exported_models import build
 from mytx.exporter.cases.case import Case
 from mytx.exporter.cases.search_plan import make_search_plan
 from mytx.exporter.contracts.contract import Contract
@@ -26,6 +25,7 @@ from mytx.exporter.quiet import quiet
 from mytx.exporter.runtimes.run import runs_of
 from mytx.exporter.runtimes.torchscript import TorchScript
 from mytx.models import Generator
+from torch_files import found, messages, repack
 
 KNOWN = FORMATS["torchscript"]
 FUSED = "decoder.layers.0.self_attn.in_proj_weight"
