@@ -38,7 +38,7 @@ from .parity.report import Finding, ParityReport
 from .parity.verify import verify_file
 from .parity.weight_values import compare_weights
 from .quiet import quiet
-from .report.text import print_findings, result_table
+from .report.text import print_findings, print_table, result_table
 from .runtimes.onnx_runs import runs as onnx_runs
 from .runtimes.onnxruntime import OnnxRuntime
 
@@ -85,7 +85,7 @@ def message(report: ParityReport, path: Path, name: str) -> str:
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, highlight=False)
     console.print(f"{escape(str(path))} does not compute what {name} computes", soft_wrap=True)
-    console.print(result_table(report.graphs))
+    print_table(console, result_table(report.graphs))
     print_findings(console, report.graphs, rest="in the report")
     return out.getvalue().rstrip()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import click
@@ -85,7 +86,7 @@ def verify(
         result = verify_bundle(
             bundle, formats=formats, level=level, own=own, factory=factory, verbose=verbose, progress=progress
         )
-    show(result, print_check, as_json, quiet)
+    show(result, partial(print_check, verbose=verbose), as_json, quiet)
     if junit:
         write_junit(junit, result.report, result.manifest_sha256)
     if html:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +164,7 @@ def _run(formats: list[str], *, as_json: bool, verbose: bool, quiet: bool, junit
     with Progress(shown=not (quiet or verbose)) as progress, refusing(junit, "export"), causes(shown=verbose):
         progress("Starting PyTorch")
         result = _export(formats, verbose=verbose, progress=progress, **options)
-    show(result, print_result, as_json, quiet)
+    show(result, partial(print_result, verbose=verbose), as_json, quiet)
     if junit and result.report:
         write_junit(junit, result.report, result.manifest_sha256)
     return PARITY_FAILED if result.passed is False else PASSED

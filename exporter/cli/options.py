@@ -21,7 +21,10 @@ key_option: Decorator = click.option(
 )
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="JSON on stdout; all else on stderr.")
 verbose_option: Decorator = click.option(
-    "-v", "--verbose", is_flag=True, help="Let PyTorch's and onnxruntime's own messages through."
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Print each run of each file, and the messages of PyTorch and onnxruntime.",
 )
 quiet_option: Decorator = click.option("-q", "--quiet", is_flag=True, help="Only errors.")
 

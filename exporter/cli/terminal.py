@@ -16,18 +16,13 @@ from rich.table import Table
 
 from ..contracts.contract import CACHED
 from ..parity.report import REFERENCE
-from ..report.text import print_findings, result_table, short
+from ..report.text import print_report, short
 
 if TYPE_CHECKING:
     from ..decode.bench import BenchResult
     from ..parity.report import GraphReport
     from ..pipeline import ExportResult
     from ..verification import BundleCheck, BundlePlan
-
-NOT_PROVEN = (
-    "[yellow bold]Not proven.[/] Nothing is known to be wrong, but PyTorch's own float32 is too far off its float64 to "
-    "judge by."
-)
 
 
 class Progress:
@@ -54,55 +49,48 @@ class Progress:
             self._status.update(f"{escape(message)} …")
 
 
-def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
-    """A table of the graphs, what failed and what was assumed, and the verdict last."""
+def print_result(result: ExportResult, *, to_stderr: bool = False, verbose: bool = False) -> None:
+    """Print the summary, the table of files, findings, assumed values, where the bundle is and the next step."""
     console = Console(stderr=to_stderr, highlight=False)
+    wraps = console.is_terminal  # between words, for people; elsewhere one message is one line
     if result.report:
-        console.print(result_table(result.report.graphs))
-        print_findings(console, result.report.graphs)
+        print_report(console, result.report, verbose=verbose)
+    else:
+        console.print(
+            "[yellow bold]Not verified:[/] the files were not compared with PyTorch (--no-verify).",
+            soft_wrap=not wraps,
+        )
     if result.assumed:
-        wraps = console.is_terminal  # at words, for people; elsewhere a line stays a line
         by_source: dict[str, list[str]] = {}
         for item in result.assumed:
             by_source.setdefault(item["source"], []).append(f"{item['name']}={item['value']}")
         parts = "; ".join(f"{source}: {', '.join(values)}" for source, values in by_source.items())
-        console.print(f"[yellow]Assumed[/], as the checkpoint does not say. {escape(parts)}", soft_wrap=not wraps)
-    total = f"{sum(result.seconds.values()):.0f} s"
-    place = escape(short(result.bundle))
-    if result.passed is None:
-        console.print(f"[yellow bold]Not verified.[/] {place}  ({total})", soft_wrap=True)
-    elif result.passed:
-        console.print(f"[green bold]Passed.[/] {place}  ({total})", soft_wrap=True)
-    elif result.report and result.report.doubted:
         console.print(
-            f"{NOT_PROVEN} The files are in {place}  ({total})",
-            soft_wrap=not console.is_terminal,
+            f"[yellow]Assumed[/], because the checkpoint does not say it. {escape(parts)}", soft_wrap=not wraps
         )
-    else:
-        console.print(f"[red bold]Parity failed.[/] The files are in {place}  ({total})", soft_wrap=True)
-        if result.report and any(row.runtime.startswith(REFERENCE) and not row.passed for row in result.report.graphs):
-            console.print(
-                "The reference computes something else than what mytx read from the checkpoint: is what was assumed "
-                "right, and --nhead?",
-                soft_wrap=not console.is_terminal,
-            )
-        _offer_locate(console, result.bundle, result.report.graphs if result.report else (), result.factory)
+    written = f"Written to {escape(short(result.bundle))} in {sum(result.seconds.values()):.0f} s"
+    if result.report is None or result.report.passed:
+        console.print(written, soft_wrap=True)
+        return
+    console.print(f"{written}; do not deploy it", soft_wrap=True)
+    if any(row.runtime.startswith(REFERENCE) and not row.passed for row in result.report.graphs):
+        console.print(
+            "The reference computes something else than what mytx read from the checkpoint. Check the assumed values "
+            "and --nhead.",
+            soft_wrap=not wraps,
+        )
+    _offer_locate(console, result.bundle, result.report.graphs, result.factory)
 
 
-def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
-    """The same for a bundle that was verified again."""
+def print_check(result: BundleCheck, *, to_stderr: bool = False, verbose: bool = False) -> None:
+    """Print the same for a bundle that was verified again."""
     console = Console(stderr=to_stderr, highlight=False)
     rows = result.report.graphs
-    console.print(result_table(rows))
-    print_findings(console, rows, rest="with --json, --html or --junit")
-    place = escape(short(result.bundle))
-    if result.report.doubted:
-        verdict = NOT_PROVEN
-    else:
-        verdict = "[green bold]Passed.[/]" if result.passed else "[red bold]Parity failed.[/]"
+    print_report(console, result.report, rest="with --json, --html or --junit", verbose=verbose)
     console.print(
-        f"{verdict} {place} is whole, manifest {result.manifest_sha256[:12]}  ({result.seconds:.1f} s)",
-        soft_wrap=not console.is_terminal,
+        f"All files in {escape(short(result.bundle))} match manifest {result.manifest_sha256[:12]} "
+        f"({result.seconds:.1f} s)",
+        soft_wrap=True,
     )
     _offer_locate(console, result.bundle, rows, result.factory)
     if result.stored and any(row.format == "onnx" and not (row.passed or row.doubted) for row in rows):

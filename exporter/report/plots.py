@@ -10,6 +10,7 @@ from itertools import groupby
 from ..parity.compare import FACTOR
 from ..parity.report import CaseReport
 from ..parity.spread import HIGHEST, LOWEST
+from .summary import shown
 
 WIDTH, HEIGHT = 560, 250  # of a plot, in its own units
 LEFT, RIGHT, TOP, BOTTOM = 44, 8, 14, 36  # what is left for labels
@@ -144,15 +145,6 @@ def _words(run: RunCase) -> str:
         numbers += f", PyTorch {shown(case.noise)}, allowed {shown(case.allowed)}"
     verdict = "" if case.passed else f"{case.verdict.upper()}: "
     return f"{verdict}case {case.name}: {case.words}\n{numbers}; {run.runtime}"
-
-
-def shown(number: float | None) -> str:
-    """A number as it is printed; words for those that are none."""
-    if number is None:
-        return "-"
-    if not math.isfinite(number):
-        return "no number"
-    return f"{number:.1e}" if 0 < number < 1e-3 else f"{number:.2g}"
 
 
 @dataclass(frozen=True)
