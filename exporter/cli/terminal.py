@@ -1,4 +1,4 @@
-"""What people see: progress on stderr, the table of a result."""
+"""What the commands print for people: progress on stderr, tables of results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Says on stderr what is being done, while it is being done; silent where that is not a terminal."""
+    """Shows the current stage on stderr. Shows nothing if stderr is not a terminal."""
 
     def __init__(self, *, shown: bool = True) -> None:
         self._status: Status | None = None
-        if shown and sys.stderr and sys.stderr.isatty():  # not what rich thinks: FORCE_COLOR makes no terminal of a log
+        if shown and sys.stderr and sys.stderr.isatty():  # rich also counts a log as a terminal if FORCE_COLOR is set
             self._status = Console(stderr=True).status("Starting")
 
     def __enter__(self) -> Progress:
@@ -99,7 +99,7 @@ def print_check(result: BundleCheck, *, to_stderr: bool = False, verbose: bool =
 
 
 def _offer_locate(console: Console, bundle: Path, reports: Sequence[GraphReport], factory: str) -> None:
-    """What to run next, where an ONNX file computes something else than the model, or is optimised into that."""
+    """Print the command ``locate``, if an ONNX file differs from the model by itself or by onnxruntime's optimiser."""
     from ..runtimes.onnxruntime import LEVELS, OnnxRuntime, RuntimeOptions
 
     off, *on = (OnnxRuntime.label(RuntimeOptions(level=level)) for level in LEVELS)
@@ -109,22 +109,22 @@ def _offer_locate(console: Console, bundle: Path, reports: Sequence[GraphReport]
     optimized = (row for row in rows if row.runtime in on and not row.doubted)
     by_optimizer = any(not row.passed and row.graph in unoptimized for row in optimized)
     if wrong or by_optimizer:
-        title = "Where it begins" if wrong else "By which rewrite of onnxruntime's optimiser"
+        title = "Which module differs first" if wrong else "By which rewrite of onnxruntime's optimiser"
         command = f"mytx-export locate {shlex.quote(short(bundle))}{_model(factory)}"
         console.print(f"{title}: {escape(command)}", soft_wrap=True)
 
 
 def _model(factory: str) -> str:
-    """The option that a bundle with a model of the user's own needs."""
+    """The option that a bundle of a user's own model needs; empty for one of mytx's models."""
     return f" --model {shlex.quote(factory)}" if factory else ""
 
 
 def print_bench(result: BenchResult, *, to_stderr: bool = False) -> None:
-    """A table of the ways to decode, and what was measured."""
+    """Print one row for each way to decode, then the settings and notes."""
     console = Console(stderr=to_stderr, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("decoded by")
-    for title in ("beams", "tokens/s", "ms a step", "of memory bound", "same ids"):
+    for title in ("beams", "tokens/s", "ms a step", "of memory limit", "same ids"):
         table.add_column(title, justify="right")
     for row in result.rows:
         table.add_row(
@@ -148,7 +148,7 @@ def print_bench(result: BenchResult, *, to_stderr: bool = False) -> None:
 
 
 def print_plan(plan: BundlePlan, *, to_stderr: bool = False) -> None:
-    """The cases of each graph."""
+    """Print the cases of each graph."""
     console = Console(stderr=to_stderr, highlight=False)
     for name, cases in plan.graphs.items():
         console.print(f"[bold]{escape(name)}[/]  {len(cases)} cases")
@@ -157,7 +157,7 @@ def print_plan(plan: BundlePlan, *, to_stderr: bool = False) -> None:
 
 
 def print_inspection(found: dict[str, Any]) -> None:
-    """What a path is: titles with lines under them, then the command to run next."""
+    """Print the description of a path: sections with a title, then the command to run next."""
     console = Console(highlight=False)
     console.print(f"[bold]{escape(found['title'])}[/]", soft_wrap=True)
     for title, lines in found["sections"].items():

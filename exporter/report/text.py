@@ -39,7 +39,7 @@ RATIO = (
 
 
 def short(path: Path) -> str:
-    """``path`` from the current folder, if there is one and that is shorter."""
+    """``path`` as it is or relative to the current folder, whichever is shorter."""
     try:
         return min(os.path.relpath(path), str(path), key=len)
     except OSError:
@@ -113,7 +113,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def print_findings(console: Console, reports: Sequence[GraphReport], rest: str = "in parity.json") -> None:
-    """What is wrong with each file: one finding of each kind, and in which runtimes; and where the rest is."""
+    """Print one finding of each check for each file, with its runtimes, and where the rest of the findings is."""
     for (graph, format_name), rows in by_file(reports).items():
         file = escape(label(graph, format_name))
         kinds: dict[str, tuple[str, list[str]]] = {}
