@@ -1,4 +1,4 @@
-"""Errors that a person can do something about, each with the next step. The command line exits with 2 for them."""
+"""Errors that a user can fix. Each has a hint with the next step; the command line exits with 2."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ __all__ = ["BundleError", "CheckpointError", "ExportError", "MytxError", "Option
 
 
 class OptionError(MytxError):
-    """An option's value that does not fit the model."""
+    """An option has a value that does not fit the model."""
 
 
 class ExportError(MytxError):
-    """A graph that could not be made, or came out other than its contract says."""
+    """A graph cannot be exported, or its file differs from its contract."""
 
 
 class BundleError(MytxError):
-    """A bundle that cannot be written, or read."""
+    """A bundle cannot be written or read."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what ``error`` says, or its type where it says nothing."""
+    """The first line of the message of ``error``, or the name of its type if it has no message."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__

@@ -196,7 +196,7 @@ def _export(
     from ..bundle.staging import Staging
 
     if checkpoint and also:
-        raise click.UsageError("CHECKPOINT and --checkpoint are the same: give one.")
+        raise click.UsageError("CHECKPOINT and --checkpoint mean the same: give one.")
     checkpoint = checkpoint or also
     _check_custom(factory, contract, reference, checkpoint, no_verify, reading)
     if factory is None and (unknown := [name for name in components if name not in GRAPHS]):
@@ -266,9 +266,9 @@ def _check_custom(
 ) -> None:
     """Raise UsageError for options that exclude each other."""
     if factory is None and contract is not None:
-        raise click.UsageError("--contract is for --model: what mytx reads has contracts of its own.")
+        raise click.UsageError("--contract needs --model: mytx knows the contracts of its own models.")
     if factory is not None and reference is not None:
-        raise click.UsageError("--model is itself the reference: leave out --reference.")
+        raise click.UsageError("--model is the reference already: omit --reference.")
     if factory is not None and (given := [name for name, value in reading.items() if value not in (None, (), False)]):
         raise click.UsageError(f"--{given[0].removesuffix('s').replace('_', '-')} is for checkpoints without --model.")
     if reference is not None and checkpoint is None:

@@ -24,7 +24,7 @@ class Result(Protocol):
     """The result of a command."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON."""
+        """Plain values for JSON."""
         ...
 
 

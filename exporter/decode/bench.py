@@ -82,7 +82,7 @@ class BenchResult:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON."""
+        """Plain values for JSON."""
         return {**asdict(self), "bundle": str(self.bundle)}
 
 
