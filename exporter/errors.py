@@ -1,4 +1,4 @@
-"""Errors that the user can fix, each with the next step. The command line exits with 2 for them."""
+"""Errors that a user can fix. Each has a hint with the next step; the command line exits with 2."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ __all__ = ["BundleError", "CheckpointError", "ExportError", "MytxError", "Option
 
 
 class OptionError(MytxError):
-    """An option's value that does not fit the model."""
+    """An option has a value that does not fit the model."""
 
 
 class ExportError(MytxError):
-    """A graph that could not be exported, or does not match its contract."""
+    """A graph cannot be exported, or its file differs from its contract."""
 
 
 class BundleError(MytxError):
-    """A bundle that cannot be written or read."""
+    """A bundle cannot be written or read."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of the message of ``error``, or its type if the message is empty."""
+    """The first line of the message of ``error``, or the name of its type if it has no message."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""The story: a model goes in; graphs, proof and bundle come out."""
+"""The export from start to end: from a model to exported graphs, their verification, and a bundle."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What an export came to.
+    """The result of :func:`export_bundle`.
 
     Attributes:
-        passed: whether parity holds; None where it was not checked.
-        bundle: the folder, which is ``<folder>.failed`` where parity does not hold.
-        report: what verification found, if it ran.
-        assumed: what the checkpoint did not say.
-        manifest_sha256: the manifest's digest; the manifest holds that of every other file.
-        seconds: how long each stage took: ``export``, ``reference``, ``verify``.
-        factory: what made a model that is not one of mytx's, where that is known.
+        passed: whether all files agree with the model; None if they were not verified.
+        bundle: folder of the bundle; ``<folder>.failed`` if verification failed.
+        report: what verification found; None if it did not run.
+        assumed: settings that the checkpoint does not store, with their values and sources.
+        manifest_sha256: SHA-256 of the manifest, which holds the hashes of all other files.
+        seconds: duration of each stage: ``export``, ``reference``, ``verify``.
+        factory: ``package.module:build`` of a user's own model; empty for other models.
     """
 
     passed: bool | None
@@ -71,7 +71,7 @@ class ExportResult:
     factory: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON."""
+        """Plain values for JSON."""
         return {
             "passed": self.passed,
             "bundle": str(self.bundle),
@@ -101,32 +101,34 @@ def export_bundle(
     verbose: bool = False,
     progress: Progress = lambda _: None,
 ) -> ExportResult:
-    """Export ``model``, verify the saved files, and leave a bundle at ``folder``.
+    """Export ``model``, verify the saved files, and write a bundle to ``folder``.
 
     Args:
         model: a task model or a bare ``MyTransformer``, in float32; or a :func:`~mytx.exporter.custom_model`.
-            Its mode is put back afterwards.
-        folder: where the bundle goes; with failed parity, ``<folder>.failed``, and what stood at ``folder`` stays.
-        formats: which of ``onnx``, ``torchscript`` and ``pt2``.
-        components: which of ``GRAPHS`` in ``contracts.contract``; empty is all that the model and a format have.
-        opset: of ONNX files, 18 to 25.
-        masks: for a bare model; see :func:`~mytx.exporter.graphs.model_graphs.graphs_of`.
-        weights: of ONNX files: ``shared``, once for all in ``weights.bin``; ``inline``, in each file; ``auto`` is
-            shared where they are more than 16 MB.
-        verify: whether to check parity.
-        level: of the plan: ``quick``, ``standard`` or ``thorough``.
-        own: files with cases of your own; see :func:`~mytx.exporter.cases.user_cases.read_cases`.
-        originals: by graph, the class that the model was written as; see ``parity.original``.
-        jobs: how many files are exported at the same time.
-        force: replace a bundle that is there.
-        vocabulary: stored as ``vocab.json``, for whoever turns text into ids.
-        verbose: let PyTorch's and onnxruntime's own messages through.
-        progress: told what is being done.
+            Its training mode is restored afterwards.
+        folder: folder for the bundle. If verification fails, the bundle goes to ``<folder>.failed``, and an older one
+            at ``folder`` stays.
+        formats: any of ``onnx``, ``torchscript`` and ``pt2``.
+        components: names of graphs, from ``GRAPHS`` in ``contracts.contract``; empty means all that the model and the
+            formats have.
+        opset: opset version of ONNX files, 18 to 25.
+        masks: mask inputs of a bare model; see :func:`~mytx.exporter.graphs.model_graphs.graphs_of`.
+        weights: place of the weights of ONNX files: ``shared``, once in ``weights.bin``; ``inline``, in each file;
+            ``auto``, shared if they have more than 16 MB.
+        verify: whether to compare the files with the model.
+        level: number of test cases: ``quick``, ``standard`` or ``thorough``.
+        own: files with your own cases; see :func:`~mytx.exporter.cases.user_cases.read_cases`.
+        originals: runs of the class that the checkpoint was trained with, by graph; see ``parity.original``.
+        jobs: number of files that are exported in parallel.
+        force: replace an existing bundle.
+        vocabulary: stored in the bundle as ``vocab.json``, to convert text to ids.
+        verbose: show the messages of PyTorch and onnxruntime.
+        progress: called with the name of each stage.
 
     Raises:
-        OptionError: for options that do not fit the model.
-        ExportError: where a graph cannot be exported.
-        BundleError: where the bundle cannot be written.
+        OptionError: if the options do not fit the model.
+        ExportError: if a graph cannot be exported.
+        BundleError: if the bundle cannot be written.
     """
     formats = (formats,) if isinstance(formats, str) else tuple(dict.fromkeys(formats))
     components = (components,) if isinstance(components, str) else components
@@ -138,7 +140,8 @@ def export_bundle(
     if originals is not None and "full" not in graphs and not set(graphs) <= set(originals):
         held = " and ".join(name for name in graphs if name in originals) or "none"
         raise OptionError(
-            f"of {', '.join(graphs)} the reference can be held against {held}", "add --component full, which it can be"
+            f"of {', '.join(graphs)} the reference can be held against {held}",
+            "add --component full, which it can be compared with",
         )
     request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose, originals)
     shared = "onnx" in formats and shares(weights, weights_of(graphs))
@@ -173,8 +176,8 @@ def export_bundle(
             report = explained(report, graphs, staging.path)
             write_stored(staging.path / STORED, stored)
         passed = report.passed if report else None
-        if passed is False:  # so that `locate` has the truth to hold the files against
-            with contextlib.suppress(ValueError):  # weights that are not finite need no more proof
+        if passed is False:  # `locate` needs the model to compare the files with it
+            with contextlib.suppress(ValueError):  # weights that are not finite cannot be saved
                 subject.save(staging.path / MODEL)
         progress("Writing the manifest")
         digest = _describe(subject, graphs, formats, staging.path, report)
@@ -188,7 +191,7 @@ def _check_options(formats: Sequence[str], opset: int, level: str, jobs: int) ->
         if name not in FORMATS:
             raise OptionError(f"there is no format {name!r}", f"choose from {', '.join(FORMATS)}")
     if not formats:
-        raise OptionError("no format is asked for", f"choose from {', '.join(FORMATS)}")
+        raise OptionError("no format is given", f"choose from {', '.join(FORMATS)}")
     check_level(level)
     if not isinstance(jobs, int) or jobs < 1:
         raise OptionError(f"{jobs!r} jobs cannot work", "give a number, 1 or more")
@@ -202,7 +205,11 @@ def _check_custom(formats: Sequence[str], jobs: int) -> None:
 
 
 def choose(available: dict[str, Graph], components: Sequence[str], formats: Sequence[str]) -> tuple[str, ...]:
-    """The graphs to export, in their usual order: those of ``components``, or all, that any of ``formats`` can hold."""
+    """The names of the graphs to export, in their usual order: ``components``, or all that ``formats`` can hold.
+
+    Raises:
+        OptionError: if a component is not a graph of the model, or no format can hold it.
+    """
     possible = [
         name for name, graph in available.items() if any(FORMATS[known].holds(graph.contract) for known in formats)
     ]
@@ -218,14 +225,14 @@ def choose(available: dict[str, Graph], components: Sequence[str], formats: Sequ
 
 
 def weights_of(graphs: dict[str, Graph]) -> dict[str, dict[str, Array]]:
-    """The weights of each graph, in the model's memory."""
+    """The weights of each graph, by name. The arrays share the model's memory."""
     return {name: {key: tensor.numpy() for key, tensor in graph.weights().items()} for name, graph in graphs.items()}
 
 
 def _describe(
     subject: Exportable, graphs: dict[str, Graph], formats: Sequence[str], folder: Path, report: ParityReport | None
 ) -> str:
-    """Write ``parity.json``, the page, and last the manifest; returns the manifest's digest."""
+    """Write ``parity.json``, ``parity.html`` and last the manifest, and return the manifest's SHA-256."""
     nothing: dict[str, Any] = {"passed": None, "graphs": []}
     if report:
         (folder / "parity.json").write_text(report.to_json(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Keeping the libraries' own messages from people who did not ask for them."""
+"""Hiding the warnings and log messages of libraries."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 
 def is_quiet() -> bool:
-    """Whether :func:`quiet` keeps messages back."""
+    """Whether :func:`quiet` hides messages now."""
     return logging.root.manager.disable >= logging.CRITICAL
 
 
 @contextlib.contextmanager
 def quiet(verbose: bool = False) -> Iterator[None]:
-    """Keep the warnings and log lines of the libraries from the user, unless they asked for them."""
+    """Hide the warnings and log messages of libraries, unless ``verbose``."""
     if verbose:
         yield
         return

@@ -1,4 +1,4 @@
-"""Parity in your own test suite: ``assert_parity`` fails a test as ``mytx-export`` fails a job, with the same words."""
+"""``assert_parity`` for your own tests: it verifies files as ``mytx-export`` does, and fails with the same messages."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from .parity.report import Finding, ParityReport
 from .parity.verify import verify_file
 from .parity.weight_values import compare_weights
 from .quiet import quiet
-from .report.text import print_findings, result_table
+from .report.text import print_findings, print_table, result_table
 from .runtimes.onnx_runs import runs as onnx_runs
 from .runtimes.onnxruntime import OnnxRuntime
 
 Inputs = Mapping[str, Any]
-WIDTH = 120  # of the message, in characters
-STANDARD = {"", "ai.onnx"}  # domains of operators
+WIDTH = 120  # width of the message, in characters
+STANDARD = {"", "ai.onnx"}  # domains of standard operators
 
 
 def assert_parity(
@@ -54,22 +54,22 @@ def assert_parity(
     *,
     level: str = "standard",
 ) -> ParityReport:
-    """Assert that what was exported computes what ``module`` computes, in every runtime that is here.
+    """Assert that the exported files compute what ``module`` computes, in every installed runtime.
 
     Args:
-        exported: a bundle, or an ``.onnx`` file of any exporter.
-        module: the truth, in float32. Its mode is put back afterwards.
-        contract: of an ``.onnx`` file, one made with :func:`mytx.exporter.contracts.graph`, for which a plan of cases
-            is made; or your own inputs, an array or tensor by the name of each, or several such sets. For a bundle of
-            one of mytx's models nothing; of a model of your own its list of contracts.
-        level: of the plan: ``quick``, ``standard`` or ``thorough``.
+        exported: path of a bundle, or of an ``.onnx`` file from any exporter.
+        module: the PyTorch module to compare with, in float32. Its training mode is restored afterwards.
+        contract: for an ``.onnx`` file, its contract, made with :func:`mytx.exporter.contracts.graph`, from which the
+            cases are made; or your own inputs: arrays or tensors by name, or a list of several such sets. For a bundle
+            of one of mytx's models, None; for a bundle of your own model, its list of contracts, or None.
+        level: number of test cases: ``quick``, ``standard`` or ``thorough``.
 
     Returns:
-        The report, which has passed.
+        The report; it has passed.
 
     Raises:
-        AssertionError: where they differ: which file, runtime, case, output and element, and by how much.
-        MytxError: where they cannot be compared: a missing file, a contract or inputs that do not fit.
+        AssertionError: if they differ. The message names file, runtime, case, output and element, and the error.
+        MytxError: if they cannot be compared: the file is missing, or the contract or the inputs do not fit.
     """
     path = Path(exported)
     check_float32(module)
@@ -81,11 +81,11 @@ def assert_parity(
 
 
 def message(report: ParityReport, path: Path, name: str) -> str:
-    """What the command prints of a report, as text."""
+    """The text of the AssertionError: the table and the findings, as ``mytx-export verify`` prints them."""
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, highlight=False)
     console.print(f"{escape(str(path))} does not compute what {name} computes", soft_wrap=True)
-    console.print(result_table(report.graphs))
+    print_table(console, result_table(report.graphs))
     print_findings(console, report.graphs, rest="in the report")
     return out.getvalue().rstrip()
 
@@ -104,8 +104,8 @@ def _bundle(path: Path, module: nn.Module, contract: Any, level: str) -> ParityR
         if bundle.manifest.kind != CUSTOM_KIND:
             raise OptionError(f"{path} holds one of mytx's models, not a {type(module).__name__}", "give that model")
         if items and not all(isinstance(item, CustomGraph) for item in items):
-            raise OptionError("what is given is no list of contracts", "make them with mytx.exporter.contracts.graph")
-        # The bundle has its contracts, too.
+            raise OptionError("the argument is not a list of contracts", "make them with mytx.exporter.contracts.graph")
+        # Without contracts, those in the bundle are used.
         subject = (
             custom_model(module, items) if items else restore_custom_model(module, bundle.config, [*contracts.values()])
         )
@@ -137,7 +137,7 @@ def _file(path: Path, module: nn.Module, contract: Any, level: str) -> ParityRep
         references = compute_references(module, graph, plan)
         runs = [replace(run, dimensions=isinstance(contract, CustomGraph)) for run in onnx_runs()]
         strange = sorted(_operator_domains(path) - STANDARD)
-        if strange:  # which onnx.reference does not know
+        if strange:  # onnx.reference does not know these operators
             runs = [run for run in runs if not run.runtime.startswith("onnx.reference")]
         reports = verify_file(path, graph.contract, plan, references, runs, format_name="onnx")
     if any(not report.passed for report in reports):
@@ -145,21 +145,24 @@ def _file(path: Path, module: nn.Module, contract: Any, level: str) -> ParityRep
         reports = [replace(report, findings=(*report.findings, *found)) for report in reports if not report.passed] + [
             report for report in reports if report.passed
         ]
-    note = f"what {path.name} is in float64, as it has operators of {', '.join(strange)}" if strange else ""
+    note = f"{path.name} in float64, because it has operators of {', '.join(strange)}" if strange else ""
     notes = (note,) if note else ()
     return ParityReport(tuple(replace(report, graph=path.stem, notes=(*report.notes, *notes)) for report in reports))
 
 
 def _operator_domains(path: Path) -> set[str]:
-    """The domains of the operators in a file."""
+    """The domains of the operators in a file; empty if the file cannot be read."""
     try:
         return {node.domain for node in Weights(path).graph.node}
-    except Exception:  # said by whoever opens it next
+    except Exception:  # the next one to open the file reports it
         return set()
 
 
 def _weights_that_differ(path: Path, module: nn.Module) -> Iterator[Finding]:
-    """Where a file of any exporter holds weights by their names, what is different in them: a help, not a check."""
+    """Findings on weights that differ, for weights that the file holds under their state-dict names.
+
+    This only helps to explain a failure. Other exporters may use other names.
+    """
     state = {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
     try:
         _, tensors = read_model(path)
@@ -173,7 +176,7 @@ def _weights_that_differ(path: Path, module: nn.Module) -> Iterator[Finding]:
 
 
 def _by_inputs(path: Path, module: nn.Module, sets: Sequence[Inputs]) -> tuple[Graph, list[Case]]:
-    """The graph that a file of any exporter holds, as the file describes it, with a user's inputs as its cases."""
+    """The graph of a file from any exporter, as the file describes it, and cases made from the user's inputs."""
     arrays = [{name: _array(value) for name, value in inputs.items()} for inputs in sets]
     try:
         described = OnnxRuntime.open(path).describe()
@@ -187,7 +190,7 @@ def _by_inputs(path: Path, module: nn.Module, sets: Sequence[Inputs]) -> tuple[G
             )
 
     def specs(tensors: Mapping[str, tuple[str, tuple[str | int, ...]]]) -> tuple[TensorSpec, ...]:
-        # Of a dimension without a name nothing is known.
+        # A dimension without a name gets an axis of its own: it may have any size.
         return tuple(
             TensorSpec(
                 name,
@@ -196,7 +199,7 @@ def _by_inputs(path: Path, module: nn.Module, sets: Sequence[Inputs]) -> tuple[G
                     size if isinstance(size, int) and size > 0 else Axis(str(size) if size else f"{name}.{index}")
                     for index, size in enumerate(shape)
                 ),
-                role="",  # a mask, values: that is the user's to know
+                role="",  # mask or values: only the user knows
             )
             for name, (dtype, shape) in tensors.items()
         )
@@ -216,18 +219,18 @@ def _by_inputs(path: Path, module: nn.Module, sets: Sequence[Inputs]) -> tuple[G
 
 
 class _Direct(GraphModule):
-    """A module called with the inputs of a file: by name where these are its arguments, otherwise in their order."""
+    """Calls a module with the inputs of a file: by name if the module has arguments of these names, else in order."""
 
     def __init__(self, model: nn.Module, names: set[str]) -> None:
         super().__init__(model)
         self.by_name = names <= set(inspect.signature(model.forward).parameters)
 
     def forward(self, **inputs: Tensor) -> Any:
-        """What the module gives."""
+        """The outputs of the module."""
         return tensors_of(self.model(**inputs) if self.by_name else self.model(*inputs.values()))
 
     def arguments(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """As they are."""
+        """The inputs, unchanged."""
         return dict(inputs)
 
 

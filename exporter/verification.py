@@ -1,4 +1,4 @@
-"""``verify``: a bundle is whole, and its graphs still give what PyTorch gave. No torch here."""
+"""``mytx-export verify``: check that a bundle is complete, and compare its files with PyTorch. No torch here."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .runtimes.run import check_file, runs_of
 
 @dataclass(frozen=True)
 class BundleCheck:
-    """What :func:`verify_bundle` found.
+    """The result of :func:`verify_bundle`.
 
     Attributes:
-        bundle: the folder.
-        report: parity of each graph.
-        manifest_sha256: the manifest's digest; the manifest holds that of every other file.
-        seconds: how long it took.
-        stored: whether the stored cases were run, without the model.
-        factory: what the manifest says made a model that is not one of mytx's.
+        bundle: folder of the bundle.
+        report: what verification found.
+        manifest_sha256: SHA-256 of the manifest, which holds the hashes of all other files.
+        seconds: duration.
+        stored: whether the stored cases ran, without the model.
+        factory: ``package.module:build`` of a user's own model, from the bundle; empty for one of mytx's models.
     """
 
     bundle: Path
@@ -45,11 +45,11 @@ class BundleCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether all graphs passed."""
+        """Whether all files passed."""
         return self.report.passed
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON."""
+        """Plain values for JSON."""
         return {
             "passed": self.passed,
             "bundle": str(self.bundle),
@@ -69,21 +69,24 @@ def verify_bundle(
     verbose: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BundleCheck:
-    """Check every file of the bundle at ``path``, then run its stored reference cases; for that no PyTorch is needed.
+    """Check every file of the bundle at ``path``, and compare its files with PyTorch's stored results.
+
+    This needs no PyTorch, unless ``level``, ``own`` or ``factory`` is given, or a format that PyTorch runs.
 
     Args:
-        path: the folder.
-        formats: which to open. Empty is all but those whose files can run code when they are opened
-            (``torchscript`` and ``pt2``): name these only where you trust the bundle's source.
-        level: compute a plan's references anew instead, in PyTorch, from the model's weights in the bundle.
-        own: files with cases of your own, for which the same is done.
-        factory: ``package.module:build``, to make a model that is not one of mytx's for that.
-        verbose: let onnxruntime's own messages through.
-        progress: told what is being done.
+        path: folder of the bundle.
+        formats: formats to verify. Empty means all formats except ``torchscript`` and ``pt2``, whose files can run code
+            when they are opened: name these only if you trust the bundle's source.
+        level: ``quick``, ``standard`` or ``thorough``: rebuild the model from the bundle in PyTorch, and compare with
+            it on this number of cases instead.
+        own: files with your own cases; the model is rebuilt, too.
+        factory: ``package.module:build``, which rebuilds a user's own model.
+        verbose: show the messages of onnxruntime.
+        progress: called with the name of each stage.
 
     Raises:
-        BundleError: where it is not a bundle, not whole, or has no reference cases.
-        OptionError: for a format, a plan or a case that does not fit.
+        BundleError: if it is not a bundle, is not complete, or has no stored cases.
+        OptionError: if a format, the level or a case does not fit the bundle.
     """
     start = time.perf_counter()
     progress("Checking the files")
@@ -104,11 +107,12 @@ def verify_bundle(
 
 
 def with_earlier(report: ParityReport, bundle: Bundle) -> ParityReport:
-    """``report`` with what failed when the bundle was made and does not fail now: with fewer cases, or without the
-    model, or the class that it was trained in, that proves nothing.
+    """Add to ``report`` what failed during the export and passes now.
+
+    Passing now does not prove that it is right: there are fewer cases, and no model or ``--reference`` class.
 
     Raises:
-        BundleError: where the manifest's own report is damaged.
+        BundleError: if the report in the manifest is damaged.
     """
     try:
         earlier = ParityReport.from_dict({"graphs": bundle.manifest.parity.get("graphs", [])}).graphs
@@ -128,27 +132,27 @@ def with_earlier(report: ParityReport, bundle: Bundle) -> ParityReport:
 
 @dataclass(frozen=True)
 class BundlePlan:
-    """The cases that the graphs of a bundle are tried on.
+    """The cases that verify a bundle.
 
     Attributes:
-        bundle: the folder.
-        graphs: by name, each case's name, group and words.
+        bundle: folder of the bundle.
+        graphs: name, group and words of each case, by graph.
     """
 
     bundle: Path
     graphs: dict[str, tuple[dict[str, str], ...]]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON."""
+        """Plain values for JSON."""
         return {"bundle": str(self.bundle), "graphs": self.graphs}
 
 
 def plan_of_bundle(path: str | Path, *, level: str | None = None, own: Sequence[Path | str] = ()) -> BundlePlan:
-    """The plan of the bundle at ``path``: its stored cases, or those of a ``level`` with a user's ``own``.
+    """The plan of the bundle at ``path``: its stored cases, or those of ``level`` and the user's ``own``.
 
     Raises:
-        BundleError: where it is not a bundle, or has no reference cases.
-        OptionError: for a case that does not fit.
+        BundleError: if it is not a bundle, or has no stored cases.
+        OptionError: if a case does not fit.
     """
     bundle = open_bundle(path, allow_failed=True)
     contracts = {entry.contract.graph: entry.contract for entry in bundle.manifest.graphs.values()}
@@ -190,8 +194,8 @@ def _formats(bundle: Bundle, asked: Sequence[str]) -> list[Format]:
     chosen = [FORMATS[name] for name in dict.fromkeys(asked or present) if asked or not FORMATS[name].runs_code]
     if not chosen:
         raise OptionError(
-            f"{bundle.folder} has only {' and '.join(present)} files, and to open these can run code",
-            f"where you trust their source, add --format {present[0]}",
+            f"{bundle.folder} has only {' and '.join(present)} files, and opening these can run code",
+            f"if you trust their source, add --format {present[0]}",
         )
     return chosen
 
@@ -226,7 +230,7 @@ def _verify_rebuilt(
     progress: Callable[[str], None],
     factory: str | None,
 ) -> ParityReport:
-    """Against references that are computed anew, from the model's weights in the bundle: this needs PyTorch."""
+    """Compare the files with the model, rebuilt in PyTorch from the weights in the bundle."""
     from .bundle.rebuild import EXPORT_AGAIN, rebuild
     from .locate.places import explained
     from .parity.prove import Request, contract_of_file, prove

@@ -80,6 +80,7 @@ WITHOUT_TORCH = [
     "report.junit",
     "report.page",
     "report.plots",
+    "report.summary",
     "report.text",
     "runtimes.composed",
     "runtimes.lifting",

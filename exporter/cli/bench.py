@@ -1,4 +1,4 @@
-"""The command that measures a bundle: bench. Heavy imports are inside."""
+"""The command ``bench``, which measures decoding speed. Heavy imports are inside the function."""
 
 from __future__ import annotations
 
@@ -12,11 +12,31 @@ from .output import PASSED, show
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sentences at once.")
-@click.option("--length", type=click.IntRange(1), default=20, show_default=True, help="Of each, in tokens.")
-@click.option("--steps", type=click.IntRange(1), default=40, show_default=True, help="Tokens to make for each.")
-@click.option("--beams", type=click.IntRange(1), default=1, show_default=True, help="More than 1: that search, too.")
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="The median counts.")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Number of sentences in a batch.")
+@click.option(
+    "--length", type=click.IntRange(1), default=20, show_default=True, help="Length of each source, in tokens."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=40,
+    show_default=True,
+    help="Number of tokens to decode for each sentence.",
+)
+@click.option(
+    "--beams",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of beams; more than 1 also measures beam search.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Number of measurements; the median is reported.",
+)
 @threads_option
 @json_option
 @quiet_option
@@ -33,8 +53,9 @@ def bench(
 ) -> int:
     """Measure how fast BUNDLE decodes: PyTorch without and with a cache, the step graph in a loop, the whole search.
 
-    All make the same number of tokens, and take turns. For one sentence, the share says how much of the speed that the
-    memory allows is reached: in every step all weights of the decoder are read. Without PyTorch its rows are left out.
+    All decode the same number of tokens, in turns. Every step reads all weights of the decoder, so the memory's read
+    speed limits the decoding of one sentence; "of memory limit" is the share of it that is reached. Without PyTorch
+    installed, its rows are left out.
 
     \b
     Example:

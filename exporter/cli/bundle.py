@@ -1,8 +1,9 @@
-"""The commands that look at a bundle: verify, locate, inspect. Heavy imports are inside."""
+"""The commands ``verify``, ``locate`` and ``inspect``. Heavy imports are inside the functions."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import click
@@ -27,20 +28,25 @@ from .output import PARITY_FAILED, PASSED, complain, show
     "formats",
     multiple=True,
     type=click.Choice(list(FORMATS)),
-    help="Which files to open. Repeatable.  [onnx: to open the others can run code, so they must be named]",
+    help="Format of the files to verify. Repeatable.  [onnx. Files of other formats can run code when they are opened: "
+    "name these formats only if you trust the files]",
 )
 @click.option(
     "--plan",
     "level",
     type=click.Choice(["quick", "standard", "thorough"]),
-    help="Compute this plan's references anew, in PyTorch, from the model in the bundle.  [the stored cases]",
+    help="Rebuild the model from the bundle in PyTorch and compare with it: quick takes the fewest cases, thorough the "
+    "most.  [compare with the results that the bundle stores, without PyTorch]",
 )
 @case_option
 @model_option
-@click.option("--show-plan", is_flag=True, help="Print the cases, and run nothing.")
+@click.option("--show-plan", is_flag=True, help="Print the test cases and run nothing.")
 @junit_option
 @click.option(
-    "--html", metavar="FILE", type=click.Path(path_type=Path), help="Write a page on the result, as the bundle has one."
+    "--html",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the result as an HTML page, like the bundle's parity.html.",
 )
 @json_option
 @verbose_option
@@ -58,11 +64,12 @@ def verify(
     verbose: bool,
     quiet: bool,
 ) -> int:
-    """Check that BUNDLE is whole and still gives what PyTorch gave. Needs no PyTorch, unless --plan or --case is given.
+    """Check that BUNDLE is complete, run its files, and compare the results with PyTorch's.
 
-    Every file is held against the manifest, then the stored reference cases are run in onnxruntime and in
-    onnx.reference. The hashes guard against accidents, not attackers: whoever can change a file can change the
-    manifest too.
+    Every file is checked against its hash in the manifest. Then the files run the cases that the bundle stores, in
+    onnxruntime and in onnx.reference, and the results are compared with PyTorch's stored results. PyTorch is needed
+    only for --plan, --case, --model, and for --format torchscript or pt2. The hashes protect against accidents, not
+    against attackers: who can change a file can also change the manifest.
 
     \b
     Examples:
@@ -80,12 +87,12 @@ def verify(
             raise click.UsageError("--show-plan runs nothing, so there is nothing to write to --junit or --html.")
         show(plan_of_bundle(bundle, level=level, own=own), print_plan, as_json, quiet)
         return PASSED
-    check_places({"--junit": junit, "--html": html}, [bundle], own)  # before minutes of work
+    check_places({"--junit": junit, "--html": html}, [bundle], own)  # now, not after minutes of work
     with Progress(shown=not (quiet or verbose)) as progress, refusing(junit, "bundle"):
         result = verify_bundle(
             bundle, formats=formats, level=level, own=own, factory=factory, verbose=verbose, progress=progress
         )
-    show(result, print_check, as_json, quiet)
+    show(result, partial(print_check, verbose=verbose), as_json, quiet)
     if junit:
         write_junit(junit, result.report, result.manifest_sha256)
     if html:
@@ -95,15 +102,15 @@ def verify(
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--graph", help="Which to look at.  [those that failed, or all]")
+@click.option("--graph", help="Graph to search, such as decoder.  [those that failed, or all]")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="Folder for a minimal reproduction.  [BUNDLE-GRAPH-reproduction]",
+    help="Folder for the reproduction: an ONNX file, its inputs and a script.  [BUNDLE-GRAPH-reproduction]",
 )
 @model_option
-@click.option("--no-reproduction", is_flag=True, help="Write none.")
+@click.option("--no-reproduction", is_flag=True, help="Do not write a reproduction.")
 @json_option
 @quiet_option
 def locate(
@@ -115,15 +122,15 @@ def locate(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Find the first place where an ONNX graph in BUNDLE leaves the model: a module, or a rewrite by onnxruntime.
+    """Find the module, or the rewrite by onnxruntime, at which an ONNX graph in BUNDLE first differs from the model.
 
-    Every block of the graph is run in float64 on the model's own inputs to it, so a block that introduces an error is
-    told from one that passes it on. What is found is written as a minimal reproduction: the block as an ONNX file,
-    inputs, expected output, and a script.
+    Every block of the graph runs in float64 on the inputs that the model gives to it. This separates a block that
+    introduces an error from a block that passes it on. The first such block is written as a minimal reproduction: the
+    block as an ONNX file, its inputs, the expected output, and a script.
 
-    Where no block does, or the modules are fused, as in graphs that decode, the stored cases are run in onnxruntime
-    with its optimiser off and on. If they fail with it alone, the fewest rewrites without which they pass are named.
-    Exit code 1 when anything is found.
+    If no block differs, or if the modules are fused, as in the graphs that decode, the stored cases run in onnxruntime
+    with its optimiser off and on. If they fail only with the optimiser, locate names the smallest set of rewrites to
+    disable. The exit code is 1 if anything is found.
 
     \b
     Examples:
@@ -149,10 +156,10 @@ def locate(
 @key_option
 @json_option
 def inspect(path: Path, keys: tuple[str, ...], as_json: bool) -> None:
-    """Say what PATH is: a checkpoint, a folder that save_model wrote, or a bundle.
+    """Describe PATH: a checkpoint, a folder that save_model wrote, or a bundle.
 
-    Of a checkpoint: its layout and sizes, what it does not say, and the command to run next. Of a bundle: its graphs,
-    what each takes and gives, versions and parity.
+    For a checkpoint: its layout and sizes, the settings that it does not store, and the command to run next. For a
+    bundle: its graphs with their inputs and outputs, the versions of the tools, and whether parity passed.
 
     \b
     Example:

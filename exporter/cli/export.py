@@ -1,9 +1,10 @@
-"""The commands that export: one for each format, and one for all. Heavy imports are inside."""
+"""The commands that export: one for each format, and one for all. Heavy imports are inside the functions."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ TORCHSCRIPT_IS_DEPRECATED = (
 
 export_options = together(
     click.argument("checkpoint", required=False, type=click.Path(path_type=Path)),
-    click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the bundle."),
+    click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the new bundle."),
     checkpoint_options,
     custom_options,
     click.option(
@@ -42,33 +43,33 @@ export_options = together(
         "components",
         multiple=True,
         metavar=f"[{'|'.join(GRAPHS)}]",
-        help="Graph to export. Repeatable.  [all that the model and the format have]",
+        help="Graph to export. Repeatable.  [all graphs that the model and the format have]",
     ),
     click.option(
         "--masks",
-        help="Mask inputs of a bare MyTransformer: a comma list of its mask arguments, each optionally :bool, :float "
-        "or :3d.  [tgt_mask and the three key padding masks]",
+        help="Mask inputs of a bare MyTransformer: its mask arguments, separated by commas, each with an optional "
+        "suffix :bool, :float or :3d.  [tgt_mask and the three key padding masks]",
     ),
     plan_option,
     case_option,
-    click.option("--no-verify", is_flag=True, help="Do not check parity; the result says passed: null."),
+    click.option("--no-verify", is_flag=True, help="Do not compare the files with PyTorch; JSON: passed is null."),
     click.option(
-        "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Files to export at the same time."
+        "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Number of files to export in parallel."
     ),
-    click.option("--force", is_flag=True, help="Replace a bundle that is there."),
+    click.option("--force", is_flag=True, help="Replace an existing bundle."),
     junit_option,
     json_option,
     verbose_option,
     quiet_option,
 )
 onnx_options = together(
-    click.option("--opset", type=int, default=18, show_default=True, help="ONNX opset, 18 to 25."),
+    click.option("--opset", type=int, default=18, show_default=True, help="ONNX opset version, 18 to 25."),
     click.option(
         "--weights",
         type=click.Choice(["auto", "inline", "shared"]),
         default="auto",
         show_default=True,
-        help="In each ONNX file, or once in weights.bin beside them; auto shares more than 16 MB.",
+        help="inline: weights in each ONNX file. shared: once, in weights.bin. auto: shared above 16 MB.",
     ),
 )
 
@@ -79,14 +80,14 @@ onnx_options = together(
 def onnx(**options: Any) -> int:
     """Export CHECKPOINT to ONNX and verify the files in onnxruntime.
 
-    CHECKPOINT is a .pt, .pkl or .safetensors file with a state dict, or a folder that save_model wrote; without one,
-    the demo model that comes with mytx is exported. OUTPUT gets encoder.onnx, decoder.onnx and full.onnx; for a model
-    on ids also a whole decode in one file, greedy.onnx and generate.onnx, and a cached step, prefill.onnx and
-    step.onnx. They are moved there only when they are complete and equal to PyTorch; a bundle that is not goes to
-    OUTPUT.failed.
+    CHECKPOINT is a .pt, .pkl or .safetensors file with a state dict, or a folder that save_model wrote. Without
+    CHECKPOINT, the demo model of mytx is exported. OUTPUT gets encoder.onnx, decoder.onnx and full.onnx. A model that
+    takes token ids also gets greedy.onnx and generate.onnx, which decode whole sentences, and prefill.onnx and
+    step.onnx, which decode step by step with a KV cache. The bundle is at OUTPUT if its files agree with PyTorch, and
+    at OUTPUT.failed if they do not.
 
-    A model of your own, whatever it is made of: --model, with a contract of its graphs or with methods encode and
-    decode that take the usual arguments. Its code is imported and run, as by Python.
+    To export your own model, give --model, and --contract unless the model has methods encode and decode with the usual
+    arguments. Its code is imported and run.
 
     \b
     Examples:
@@ -103,9 +104,9 @@ def onnx(**options: Any) -> int:
 def torchscript(**options: Any) -> int:
     """Export CHECKPOINT to TorchScript, for libtorch, and verify the files.
 
-    OUTPUT gets encoder.ts.pt, decoder.ts.pt and full.ts.pt, and generate.ts.pt with the whole decode: scripted, not
-    traced, and frozen; every mask may be left out. CHECKPOINT and OUTPUT are as for `mytx-export onnx`. PyTorch has
-    deprecated TorchScript: see `mytx-export pt2`. To open such a file can run code, so open only files that you trust.
+    OUTPUT gets encoder.ts.pt, decoder.ts.pt, full.ts.pt, and generate.ts.pt, which decodes whole sentences: scripted,
+    not traced, and frozen, with optional masks. CHECKPOINT and OUTPUT are as for `mytx-export onnx`. PyTorch has
+    deprecated TorchScript: see `mytx-export pt2`. Open only files that you trust: opening one can run code.
 
     \b
     Example:
@@ -119,8 +120,8 @@ def torchscript(**options: Any) -> int:
 def pt2(**options: Any) -> int:
     """Export CHECKPOINT to torch.export programs and verify the files.
 
-    OUTPUT gets encoder.pt2, decoder.pt2 and full.pt2, with free batch and lengths. CHECKPOINT and OUTPUT are as for
-    `mytx-export onnx`. To open such a file can run code, so open only files that you trust.
+    OUTPUT gets encoder.pt2, decoder.pt2 and full.pt2, for any batch size and length. CHECKPOINT and OUTPUT are as for
+    `mytx-export onnx`. Open only files that you trust: opening one can run code.
 
     \b
     Example:
@@ -133,7 +134,7 @@ def pt2(**options: Any) -> int:
 @export_options
 @onnx_options
 def all_formats(**options: Any) -> int:
-    """Export CHECKPOINT to every format, into one bundle, and verify all files against one reference.
+    """Export CHECKPOINT to every format, into one bundle, and verify all files with the same reference.
 
     CHECKPOINT and OUTPUT are as for `mytx-export onnx`.
 
@@ -163,7 +164,7 @@ def _run(formats: list[str], *, as_json: bool, verbose: bool, quiet: bool, junit
     with Progress(shown=not (quiet or verbose)) as progress, refusing(junit, "export"), causes(shown=verbose):
         progress("Starting PyTorch")
         result = _export(formats, verbose=verbose, progress=progress, **options)
-    show(result, print_result, as_json, quiet)
+    show(result, partial(print_result, verbose=verbose), as_json, quiet)
     if junit and result.report:
         write_junit(junit, result.report, result.manifest_sha256)
     return PARITY_FAILED if result.passed is False else PASSED
@@ -195,7 +196,7 @@ def _export(
     from ..bundle.staging import Staging
 
     if checkpoint and also:
-        raise click.UsageError("CHECKPOINT and --checkpoint are the same: give one.")
+        raise click.UsageError("CHECKPOINT and --checkpoint mean the same: give one.")
     checkpoint = checkpoint or also
     _check_custom(factory, contract, reference, checkpoint, no_verify, reading)
     if factory is None and (unknown := [name for name in components if name not in GRAPHS]):
@@ -207,8 +208,8 @@ def _export(
 
         checkpoint = demo_folder()
     with Staging(output, force=force):
-        pass  # an output that cannot be is refused before minutes of work
-    if checkpoint is not None and not checkpoint.exists():  # and a mistyped name before PyTorch is loaded
+        pass  # refuses an impossible OUTPUT now, not after minutes of work
+    if checkpoint is not None and not checkpoint.exists():  # refuses a mistyped name before PyTorch is loaded
         raise MytxError(f"{checkpoint}: no such file", "check the path to the checkpoint")
     from ..formats.onnx.export import check_opset
     from ..pipeline import export_bundle
@@ -263,11 +264,11 @@ def _check_custom(
     no_verify: bool,
     reading: dict[str, Any],
 ) -> None:
-    """Refuse what does not go together."""
+    """Raise UsageError for options that exclude each other."""
     if factory is None and contract is not None:
-        raise click.UsageError("--contract is for --model: what mytx reads has contracts of its own.")
+        raise click.UsageError("--contract needs --model: mytx knows the contracts of its own models.")
     if factory is not None and reference is not None:
-        raise click.UsageError("--model is itself the reference: leave out --reference.")
+        raise click.UsageError("--model is the reference already: omit --reference.")
     if factory is not None and (given := [name for name, value in reading.items() if value not in (None, (), False)]):
         raise click.UsageError(f"--{given[0].removesuffix('s').replace('_', '-')} is for checkpoints without --model.")
     if reference is not None and checkpoint is None:

@@ -1,4 +1,4 @@
-"""What people see of ``locate``: places, rewrites, and the next step."""
+"""What ``locate`` prints: modules, rewrites of the optimiser, and the next step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN_NODES = 6
 
 
 def print_located(result: BundleLocated, *, to_stderr: bool = False) -> None:
-    """The first place of each graph, what follows from it, and where its reproduction is."""
+    """Print the first places of each graph, the modules that pass an error on, and where the reproduction is."""
     console = Console(stderr=to_stderr, highlight=False)
     wraps = console.is_terminal
     for located in result.graphs:
@@ -42,26 +42,26 @@ def print_located(result: BundleLocated, *, to_stderr: bool = False) -> None:
             console.print(f"  and {len(located.introduced) - SHOWN_PLACES} more places, see --json")
         if located.unmatched:
             console.print(
-                f"  {len(located.unmatched)} modules were not found by the names of the nodes, and only what is around "
-                "them was compared",
+                f"  {len(located.unmatched)} modules were not found by the names of the nodes; only the values around "
+                "them were compared",
                 soft_wrap=not wraps,
             )
         if located.introduced and located.passed_on:
-            console.print(f"  passed on by {len(located.passed_on)} modules that introduce none", soft_wrap=True)
+            console.print(f"  passed on by {len(located.passed_on)} modules that introduce no error", soft_wrap=True)
         if located.graph in result.reproductions:
             folder = escape(short(result.reproductions[located.graph]))
             console.print(f"  reproduction: python {folder}/reproduce.py", soft_wrap=True)
 
 
 def _without_place(result: BundleLocated, located: Located) -> list[str]:
-    """Of a graph in which no place was found, or looked for: what onnxruntime makes of it."""
+    """The lines for a graph in which no place was found or searched: how it does in onnxruntime."""
     graph, fault, tried = located.graph, result.optimizers.get(located.graph), result.tried.get(located.graph, 0)
     if graph in CACHED:
-        about = "the model's modules are fused in it, so there is no place to name"
+        about = "its modules are fused, so there is no place to name"
     elif not located.compared:
-        about = "it has several outputs, so no module of it was looked at"
+        about = "it has several outputs, so its modules were not compared"
     else:
-        about = f"computes what the model computes, at all {located.compared} places that were compared, in float64"
+        about = f"computes what the model computes in float64, at all {located.compared} places that were compared"
     if fault is not None:
         return [f"[red bold]{graph}[/]: {about}", *_fault(fault, graph)]
     if not tried:
@@ -71,7 +71,7 @@ def _without_place(result: BundleLocated, located: Located) -> list[str]:
         ]
     return [
         f"[green]{graph}[/]: {about}; in {tried} stored cases onnxruntime gives what the model gives, at each "
-        "level of optimisation. What differs in a runtime is that runtime's doing"
+        "level of optimisation. If a runtime gives other results, the cause is in that runtime"
     ]
 
 
@@ -87,9 +87,9 @@ def _fault(fault: OptimizerFault, graph: str) -> list[str]:
     below = levels[levels.index(fault.level) - 1]
     if not fault.disabled_optimizers:
         return [
-            f"  {count} in onnxruntime from level {fault.level} of optimisation on, and none at level {below}; by no "
-            f"rewrites that can be left out; {what}",
-            "  until it is mended: options = onnxruntime.SessionOptions(); options.graph_optimization_level = "
+            f"  {count} in onnxruntime from level {fault.level} of optimisation on, and none at level {below}; no "
+            f"rewrite that can be disabled is the cause; {what}",
+            "  workaround: options = onnxruntime.SessionOptions(); options.graph_optimization_level = "
             f"onnxruntime.GraphOptimizationLevel.{LEVELS[below].name}",
         ]
     names = " and ".join(fault.disabled_optimizers)
@@ -99,13 +99,13 @@ def _fault(fault: OptimizerFault, graph: str) -> list[str]:
     ]
     if math.isfinite(fault.worst_ratio):
         ratios = f"{fault.worst_ratio:.3g} with it, {fault.ratio_without:.2f} without, {FACTOR:g} allowed"
-        lines.append(f"  worst ratio: {ratios}")
+        lines.append(f"  largest error, in units of PyTorch's own float32 error: {ratios}")
     if fault.nodes:
         nodes = [f"{number:+d} {name}" for name, number in fault.nodes.items()]
         more = f", and {len(nodes) - SHOWN_NODES} more types" if len(nodes) > SHOWN_NODES else ""
-        lines.append(f"  nodes with it: {', '.join(nodes[:SHOWN_NODES])}{more}")
+        lines.append(f"  it changes the nodes: {', '.join(nodes[:SHOWN_NODES])}{more}")
     if fault.instead:
-        lines.append(f"  to leave out {' or '.join(fault.instead)} does as well")
+        lines.append(f"  disabling {' or '.join(fault.instead)} instead also works")
     disabled = ", ".join(f'"{name}"' for name in fault.disabled_optimizers)
-    lines.append(escape(f"  until it is mended: onnxruntime.InferenceSession(path, disabled_optimizers=[{disabled}])"))
+    lines.append(escape(f"  workaround: onnxruntime.InferenceSession(path, disabled_optimizers=[{disabled}])"))
     return lines

@@ -1,4 +1,4 @@
-"""The command line: commands together, errors into messages and exit codes. torch is imported inside commands."""
+"""The command line: all commands, and errors as messages and exit codes. torch is imported inside commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import export as export_commands
 from . import run as run_command
 from .output import BAD_INPUT, BUG, INTERRUPTED, PASSED, complain, printing, write_log
 
-IMPATIENCE = 2.0  # seconds within which a second Ctrl-C is the first one again
+IMPATIENCE = 2.0  # seconds in which a second Ctrl-C is ignored
 
 SETTINGS = {
     "help_option_names": ["-h", "--help"],
@@ -30,18 +30,18 @@ SETTINGS = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit: 0 passed, 1 parity failed, 2 bad input, 3 a bug in mytx, 130 interrupted."""
-    # Threads that spin while they wait make small models 20 times slower on a busy machine.
+    # Spinning threads make small models 20 times slower on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a path need not be text: show it somehow, rather than fail
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may not be valid text: escape it instead of failing
         sys.stdout.reconfigure(errors="backslashreplace")
     interrupt = _Interrupt()
-    with contextlib.suppress(ValueError):  # not in the main thread
+    with contextlib.suppress(ValueError):  # raised outside the main thread
         signal.signal(signal.SIGINT, interrupt)
     sys.exit(_run(arguments, interrupt))
 
 
 class _Interrupt:
-    """What Ctrl-C does: once. Pressed again at once, it must not break off the cleaning up."""
+    """Handler of Ctrl-C. A second press shortly after the first is ignored, so that it does not stop the cleanup."""
 
     def __init__(self) -> None:
         self.last = -math.inf
@@ -58,24 +58,24 @@ class _Interrupt:
 
 
 def _run(arguments: list[str] | None, interrupt: _Interrupt) -> int:
-    """Run the command and turn what is raised into messages; returns the exit code."""
+    """Run the command, print errors as messages, and return the exit code."""
     try:
         code = None
         with printing():
             code = cli(arguments, prog_name="mytx-export", standalone_mode=False)
         return code if isinstance(code, int) else PASSED
-    except BaseException as error:  # whatever it is, a traceback and Python's own exit code 1 are no answer
-        # Python itself wraps an interrupt in another error where it comes in the middle of an import.
+    except BaseException as error:  # Python's own exit code, 1, would mean that parity failed
+        # Python wraps an interrupt in another error if it comes in the middle of an import.
         if interrupt.pressed or isinstance(error, (click.Abort, KeyboardInterrupt)):
-            with contextlib.suppress(ValueError):  # not in the main thread
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again: no traceback on the way out
+            with contextlib.suppress(ValueError):  # raised outside the main thread
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # no traceback if it is pressed again
             complain("interrupted; no unfinished bundle is left behind")
             return INTERRUPTED
         return _explain(error)
 
 
 def _explain(error: BaseException) -> int:
-    """Say what went wrong and what to do next; returns the exit code."""
+    """Print what went wrong and what to do next, and return the exit code."""
     from ...models.errors import MytxError
 
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
@@ -87,12 +87,12 @@ def _explain(error: BaseException) -> int:
         complain(error.message, error.hint)
     elif isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("mytx"):
         name = error.name.partition(".")[0]
-        without = "; verify, inspect, run and bench of a bundle do without it" if name == "torch" else ""
+        without = "; verify, inspect, run and bench of a bundle work without it" if name == "torch" else ""
         complain(f"this needs {name}, which is not installed", f"pip install {name}{without}")
     elif isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        hint = "free some space, or write elsewhere" if full else "check the path, and what may be done there"
+        hint = "free some space, or write elsewhere" if full else "check the path and its permissions"
         complain(f"{error.strerror or error}{where}", hint)
     else:
         complain(f"a bug in mytx: {type(error).__name__}: {error}", f"please report it{write_log()}")
@@ -103,7 +103,7 @@ def _explain(error: BaseException) -> int:
 @click.group(context_settings=SETTINGS)
 @click.version_option(package_name="mytx", prog_name="mytx-export")
 def cli() -> None:
-    """Take an encoder-decoder Transformer out of PyTorch: export it, and prove that the files are right.
+    """Export an encoder-decoder Transformer from PyTorch, and prove that the files compute what PyTorch computes.
 
     Exit codes: 0 all passed; 1 parity failed, and nothing else; 2 bad input, or an export that failed; 3 a bug in
     mytx; 130 interrupted.

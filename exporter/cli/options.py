@@ -16,24 +16,33 @@ key_option: Decorator = click.option(
     "keys",
     multiple=True,
     metavar="NAME=KEY",
-    help="Which tensor is what, where names and shapes leave it open: source_embedding, target_embedding, "
-    "output_projection, positions, ignore, or a state-dict name of ours. Repeatable.",
+    help="Role NAME of the tensor KEY in the checkpoint, if names and shapes do not tell it. NAME is source_embedding, "
+    "target_embedding, output_projection, positions, ignore, or a state-dict name of mytx's model. Repeatable.",
 )
-json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="JSON on stdout; all else on stderr.")
+json_option: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and everything else on stderr."
+)
 verbose_option: Decorator = click.option(
-    "-v", "--verbose", is_flag=True, help="Let PyTorch's and onnxruntime's own messages through."
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Print each run of each file, and the messages of PyTorch and onnxruntime.",
 )
-quiet_option: Decorator = click.option("-q", "--quiet", is_flag=True, help="Only errors.")
+quiet_option: Decorator = click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
 
 threads_option: Decorator = click.option(
-    "--threads", type=click.IntRange(0), default=0, show_default=True, help="Threads; 0 leaves it to the runtime."
+    "--threads",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Number of CPU threads; 0: the runtime chooses.",
 )
 provider_option: Decorator = click.option(
     "--provider",
     "providers",
     multiple=True,
     default=("cpu",),
-    help="Execution provider of onnxruntime: cpu, cuda and so on. Repeatable, the preferred one first.  [cpu]",
+    help="Execution provider of onnxruntime, such as cpu or cuda. Repeatable, the preferred one first.  [cpu]",
 )
 plan_option: Decorator = click.option(
     "--plan",
@@ -41,7 +50,7 @@ plan_option: Decorator = click.option(
     type=click.Choice(["quick", "standard", "thorough"]),
     default="standard",
     show_default=True,
-    help="How many cases to try.",
+    help="How many test cases to compare with PyTorch: quick takes the fewest, thorough the most.",
 )
 case_option: Decorator = click.option(
     "--case",
@@ -49,7 +58,7 @@ case_option: Decorator = click.option(
     multiple=True,
     metavar="FILE.npz",
     type=click.Path(path_type=Path),
-    help="A case of your own: an array for each input of a graph, by name. Repeatable.",
+    help="Your own test case: one array for each input of a graph, under its name. Repeatable.",
 )
 
 
@@ -57,66 +66,69 @@ junit_option: Decorator = click.option(
     "--junit",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Write the result as JUnit XML, for CI: a test for each group of cases of each file in each runtime.",
+    help="Write the result as JUnit XML for CI: one test for each file, runtime and group of cases.",
 )
 
 
 def together(*decorators: Decorator) -> Decorator:
-    """Several decorators as one, in the order in which help shows them."""
+    """Combine decorators into one. The help lists the options in this order."""
     return lambda command: functools.reduce(lambda found, decorate: decorate(found), reversed(decorators), command)
 
 
-# What a checkpoint cannot say of itself. Options that are not given are None: the default is then recorded.
+# Settings that a checkpoint does not store. An option that is not given is None; the default is then recorded.
 checkpoint_options: Decorator = together(
-    click.option("--nhead", type=click.IntRange(1), help="Number of attention heads; no checkpoint says it."),
+    click.option("--nhead", type=click.IntRange(1), help="Number of attention heads. A state dict does not store it."),
     key_option,
     click.option(
-        "--activation", type=click.Choice(["relu", "gelu", "silu"]), help="Of the feed-forward blocks.  [relu]"
+        "--activation",
+        type=click.Choice(["relu", "gelu", "silu"]),
+        help="Activation of the feed-forward blocks.  [relu]",
     ),
-    click.option("--norm-first/--norm-last", default=None, help="Norm before each block, or after it.  [norm-last]"),
-    click.option("--layer-norm-eps", type=float, help="Added to the variance in the norms.  [1e-5]"),
-    click.option("--embedding-scale", type=float, help="Factor on the embeddings.  [sqrt(d_model)]"),
-    click.option("--pad-id", type=click.IntRange(0), help="Id of padding.  [0]"),
-    click.option("--bos-id", type=click.IntRange(0), help="Id that starts a target.  [1]"),
-    click.option("--eos-id", type=click.IntRange(0), help="Id that ends a target.  [2]"),
+    click.option("--norm-first/--norm-last", default=None, help="Layer norm before or after each block.  [norm-last]"),
+    click.option("--layer-norm-eps", type=float, help="Epsilon of the layer norms.  [1e-5]"),
+    click.option("--embedding-scale", type=float, help="Factor that multiplies the embeddings.  [sqrt(d_model)]"),
+    click.option("--pad-id", type=click.IntRange(0), help="Id of the padding token.  [0]"),
+    click.option("--bos-id", type=click.IntRange(0), help="Id of the token that starts a target.  [1]"),
+    click.option("--eos-id", type=click.IntRange(0), help="Id of the token that ends a target.  [2]"),
     click.option(
         "--pooling",
         type=click.Choice(["sum", "avg", "last", "upstream-sum", "upstream-avg", "upstream-last"]),
-        help="Of a classification model; upstream-… pools over padding too.  [sum]",
+        help="Pooling of a classification model; upstream-… includes padding positions.  [sum]",
     ),
     click.option(
         "--vocab",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Vocabulary, token to id, as JSON.  [vocab.json beside the checkpoint]",
+        help="JSON file that maps tokens to ids; it is stored in the bundle.  [vocab.json beside the checkpoint]",
     ),
 )
 
-# A user's own code, for models and classes that are not ours.
+# Options that import the user's own code.
 custom_options: Decorator = together(
     click.option(
         "--model",
         "factory",
         metavar="MODULE:NAME",
-        help="Your own model: a function without arguments that makes it, package.module:build. CHECKPOINT is then its "
-        "state dict.",
+        help="Export your own model: a function without arguments that returns it, such as package.module:build. "
+        "CHECKPOINT, if given, is its state dict.",
     ),
     click.option(
         "--contract",
         metavar="FILE.py",
         type=click.Path(path_type=Path),
-        help="With --model: its graphs, see mytx.exporter.contracts.  [encode, decode and forward, where these take "
-        "the usual arguments]",
+        help="With --model: Python file that declares its graphs, their inputs and outputs, with "
+        "mytx.exporter.contracts.  [its methods encode, decode and forward, if they take the usual arguments]",
     ),
     click.option(
         "--reference",
         metavar="MODULE:NAME",
-        help="The class that CHECKPOINT was trained in: what mytx reads from it is verified against that, too.",
+        help="The class that CHECKPOINT was trained with, such as package.module:build. mytx also compares its own "
+        "model of the checkpoint with it.",
     ),
-    click.option("--checkpoint", "also", type=click.Path(path_type=Path), help="The same as CHECKPOINT."),
+    click.option("--checkpoint", "also", type=click.Path(path_type=Path), help="Same as the argument CHECKPOINT."),
 )
 model_option: Decorator = click.option(
     "--model",
     "factory",
     metavar="MODULE:NAME",
-    help="Of a bundle with a model of your own: the function that makes it.",
+    help="For a bundle of your own model: the function that returns the model, such as package.module:build.",
 )

@@ -1,4 +1,4 @@
-"""The command that decodes text with a bundle: run. Heavy imports are inside."""
+"""The command ``run``, which decodes text with a bundle. Heavy imports are inside the functions."""
 
 from __future__ import annotations
 
@@ -20,36 +20,42 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("--input", "source", type=click.Path(path_type=Path), help="Text file, a text in each line, in UTF-8.")
+@click.option("--input", "source", type=click.Path(path_type=Path), help="Text file in UTF-8 with one text per line.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
-    help="File for the results of --input; OUTPUT.part until it is complete.  [standard output]",
+    help="File for the results of --input. It is named OUTPUT.part until it is complete.  [standard output]",
 )
-@click.option("--force", is_flag=True, help="Replace OUTPUT, and an OUTPUT.part that something else was begun with.")
-@click.option("--num-beams", type=click.IntRange(1), default=1, show_default=True, help="Beams; 1 is greedy.")
-@click.option("--max-length", type=click.IntRange(1), help="Of the output, in tokens.  [256, or what the model has]")
-@click.option("--min-length", type=click.IntRange(0), default=0, show_default=True, help="Of the output, in tokens.")
+@click.option("--force", is_flag=True, help="Replace OUTPUT, and an OUTPUT.part from another input or other options.")
+@click.option("--num-beams", type=click.IntRange(1), default=1, show_default=True, help="Number of beams; 1: greedy.")
+@click.option(
+    "--max-length",
+    type=click.IntRange(1),
+    help="Maximum length of an output, in tokens.  [256, or less if the model has fewer positions]",
+)
+@click.option(
+    "--min-length", type=click.IntRange(0), default=0, show_default=True, help="Minimum length of an output, in tokens."
+)
 @click.option(
     "--length-penalty",
     type=float,
     default=1.0,
     show_default=True,
-    help="Scores are divided by length ** this: 0 takes no account of the length, more favours long results.",
+    help="Exponent: scores are divided by length ** LENGTH_PENALTY. 0 ignores the length; more favours long outputs.",
 )
 @click.option(
     "--num-hypotheses",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Results for each text, best first, a line each; at most --num-beams.",
+    help="Number of results for each text, best first, one per line; at most --num-beams.",
 )
 @click.option(
     "--pad-to",
     type=click.IntRange(1),
-    help="Fill the source with padding, not masked, to this many tokens: for a model that was trained so.",
+    help="Pad each source to this length, in tokens, without a padding mask: for a model that was trained so.",
 )
-@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Texts decoded at once.")
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Number of texts in a batch.")
 @threads_option
 @provider_option
 @json_option
@@ -74,10 +80,10 @@ def run(
 ) -> int:
     """Decode each TEXT with the graphs in BUNDLE: greedily, or with beam search. Needs no PyTorch.
 
-    Without TEXT and --input, lines are read from standard input. Text is UTF-8, and a blank line stays one. With --json
-    a line is an object with text, output, score, ids and, where there are several, hypotheses.
+    Without TEXT and --input, run reads lines from standard input. Text is UTF-8. A blank line gives a blank line. With
+    --json, each line of output is a JSON object with text, output, score, ids and, if there are several, hypotheses.
 
-    With --output, an interrupted run goes on where it stopped when the same command is given again.
+    With --output, an interrupted run continues where it stopped if you give the same command again.
 
     \b
     Examples:
@@ -144,5 +150,5 @@ def _to_standard_output(decoding: Decoding, texts: tuple[str, ...], source: Path
             found = decoding.chunks(decoded(stdin, STDIN), lambda line: f"line {line.number} of {STDIN}", stdin.more)
         for _, text in found:
             click.echo(text, nl=False)
-            if sys.stdout:  # closed by whoever has started us
+            if sys.stdout:  # None if the parent process closed it
                 sys.stdout.flush()

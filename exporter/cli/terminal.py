@@ -1,4 +1,4 @@
-"""What people see: progress on stderr, the table of a result."""
+"""What the commands print for people: progress on stderr, tables of results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ..contracts.contract import CACHED
 from ..parity.report import REFERENCE
-from ..report.text import print_findings, result_table, short
+from ..report.text import print_report, short
 
 if TYPE_CHECKING:
     from ..decode.bench import BenchResult
@@ -24,18 +24,13 @@ if TYPE_CHECKING:
     from ..pipeline import ExportResult
     from ..verification import BundleCheck, BundlePlan
 
-NOT_PROVEN = (
-    "[yellow bold]Not proven.[/] Nothing is known to be wrong, but PyTorch's own float32 is too far off its float64 to "
-    "judge by."
-)
-
 
 class Progress:
-    """Says on stderr what is being done, while it is being done; silent where that is not a terminal."""
+    """Shows the current stage on stderr. Shows nothing if stderr is not a terminal."""
 
     def __init__(self, *, shown: bool = True) -> None:
         self._status: Status | None = None
-        if shown and sys.stderr and sys.stderr.isatty():  # not what rich thinks: FORCE_COLOR makes no terminal of a log
+        if shown and sys.stderr and sys.stderr.isatty():  # rich also counts a log as a terminal if FORCE_COLOR is set
             self._status = Console(stderr=True).status("Starting")
 
     def __enter__(self) -> Progress:
@@ -54,55 +49,48 @@ class Progress:
             self._status.update(f"{escape(message)} …")
 
 
-def print_result(result: ExportResult, *, to_stderr: bool = False) -> None:
-    """A table of the graphs, what failed and what was assumed, and the verdict last."""
+def print_result(result: ExportResult, *, to_stderr: bool = False, verbose: bool = False) -> None:
+    """Print the summary, the table of files, findings, assumed values, where the bundle is and the next step."""
     console = Console(stderr=to_stderr, highlight=False)
+    wraps = console.is_terminal  # between words, for people; elsewhere one message is one line
     if result.report:
-        console.print(result_table(result.report.graphs))
-        print_findings(console, result.report.graphs)
+        print_report(console, result.report, verbose=verbose)
+    else:
+        console.print(
+            "[yellow bold]Not verified:[/] the files were not compared with PyTorch (--no-verify).",
+            soft_wrap=not wraps,
+        )
     if result.assumed:
-        wraps = console.is_terminal  # at words, for people; elsewhere a line stays a line
         by_source: dict[str, list[str]] = {}
         for item in result.assumed:
             by_source.setdefault(item["source"], []).append(f"{item['name']}={item['value']}")
         parts = "; ".join(f"{source}: {', '.join(values)}" for source, values in by_source.items())
-        console.print(f"[yellow]Assumed[/], as the checkpoint does not say. {escape(parts)}", soft_wrap=not wraps)
-    total = f"{sum(result.seconds.values()):.0f} s"
-    place = escape(short(result.bundle))
-    if result.passed is None:
-        console.print(f"[yellow bold]Not verified.[/] {place}  ({total})", soft_wrap=True)
-    elif result.passed:
-        console.print(f"[green bold]Passed.[/] {place}  ({total})", soft_wrap=True)
-    elif result.report and result.report.doubted:
         console.print(
-            f"{NOT_PROVEN} The files are in {place}  ({total})",
-            soft_wrap=not console.is_terminal,
+            f"[yellow]Assumed[/], because the checkpoint does not say it. {escape(parts)}", soft_wrap=not wraps
         )
-    else:
-        console.print(f"[red bold]Parity failed.[/] The files are in {place}  ({total})", soft_wrap=True)
-        if result.report and any(row.runtime.startswith(REFERENCE) and not row.passed for row in result.report.graphs):
-            console.print(
-                "The reference computes something else than what mytx read from the checkpoint: is what was assumed "
-                "right, and --nhead?",
-                soft_wrap=not console.is_terminal,
-            )
-        _offer_locate(console, result.bundle, result.report.graphs if result.report else (), result.factory)
+    written = f"Written to {escape(short(result.bundle))} in {sum(result.seconds.values()):.0f} s"
+    if result.report is None or result.report.passed:
+        console.print(written, soft_wrap=True)
+        return
+    console.print(f"{written}; do not deploy it", soft_wrap=True)
+    if any(row.runtime.startswith(REFERENCE) and not row.passed for row in result.report.graphs):
+        console.print(
+            "The reference computes something else than what mytx read from the checkpoint. Check the assumed values "
+            "and --nhead.",
+            soft_wrap=not wraps,
+        )
+    _offer_locate(console, result.bundle, result.report.graphs, result.factory)
 
 
-def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
-    """The same for a bundle that was verified again."""
+def print_check(result: BundleCheck, *, to_stderr: bool = False, verbose: bool = False) -> None:
+    """Print the same for a bundle that was verified again."""
     console = Console(stderr=to_stderr, highlight=False)
     rows = result.report.graphs
-    console.print(result_table(rows))
-    print_findings(console, rows, rest="with --json, --html or --junit")
-    place = escape(short(result.bundle))
-    if result.report.doubted:
-        verdict = NOT_PROVEN
-    else:
-        verdict = "[green bold]Passed.[/]" if result.passed else "[red bold]Parity failed.[/]"
+    print_report(console, result.report, rest="with --json, --html or --junit", verbose=verbose)
     console.print(
-        f"{verdict} {place} is whole, manifest {result.manifest_sha256[:12]}  ({result.seconds:.1f} s)",
-        soft_wrap=not console.is_terminal,
+        f"All files in {escape(short(result.bundle))} match manifest {result.manifest_sha256[:12]} "
+        f"({result.seconds:.1f} s)",
+        soft_wrap=True,
     )
     _offer_locate(console, result.bundle, rows, result.factory)
     if result.stored and any(row.format == "onnx" and not (row.passed or row.doubted) for row in rows):
@@ -111,7 +99,7 @@ def print_check(result: BundleCheck, *, to_stderr: bool = False) -> None:
 
 
 def _offer_locate(console: Console, bundle: Path, reports: Sequence[GraphReport], factory: str) -> None:
-    """What to run next, where an ONNX file computes something else than the model, or is optimised into that."""
+    """Print the command ``locate``, if an ONNX file differs from the model by itself or by onnxruntime's optimiser."""
     from ..runtimes.onnxruntime import LEVELS, OnnxRuntime, RuntimeOptions
 
     off, *on = (OnnxRuntime.label(RuntimeOptions(level=level)) for level in LEVELS)
@@ -121,22 +109,22 @@ def _offer_locate(console: Console, bundle: Path, reports: Sequence[GraphReport]
     optimized = (row for row in rows if row.runtime in on and not row.doubted)
     by_optimizer = any(not row.passed and row.graph in unoptimized for row in optimized)
     if wrong or by_optimizer:
-        title = "Where it begins" if wrong else "By which rewrite of onnxruntime's optimiser"
+        title = "Which module differs first" if wrong else "By which rewrite of onnxruntime's optimiser"
         command = f"mytx-export locate {shlex.quote(short(bundle))}{_model(factory)}"
         console.print(f"{title}: {escape(command)}", soft_wrap=True)
 
 
 def _model(factory: str) -> str:
-    """The option that a bundle with a model of the user's own needs."""
+    """The option that a bundle of a user's own model needs; empty for one of mytx's models."""
     return f" --model {shlex.quote(factory)}" if factory else ""
 
 
 def print_bench(result: BenchResult, *, to_stderr: bool = False) -> None:
-    """A table of the ways to decode, and what was measured."""
+    """Print one row for each way to decode, then the settings and notes."""
     console = Console(stderr=to_stderr, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("decoded by")
-    for title in ("beams", "tokens/s", "ms a step", "of memory bound", "same ids"):
+    for title in ("beams", "tokens/s", "ms a step", "of memory limit", "same ids"):
         table.add_column(title, justify="right")
     for row in result.rows:
         table.add_row(
@@ -160,7 +148,7 @@ def print_bench(result: BenchResult, *, to_stderr: bool = False) -> None:
 
 
 def print_plan(plan: BundlePlan, *, to_stderr: bool = False) -> None:
-    """The cases of each graph."""
+    """Print the cases of each graph."""
     console = Console(stderr=to_stderr, highlight=False)
     for name, cases in plan.graphs.items():
         console.print(f"[bold]{escape(name)}[/]  {len(cases)} cases")
@@ -169,7 +157,7 @@ def print_plan(plan: BundlePlan, *, to_stderr: bool = False) -> None:
 
 
 def print_inspection(found: dict[str, Any]) -> None:
-    """What a path is: titles with lines under them, then the command to run next."""
+    """Print the description of a path: sections with a title, then the command to run next."""
     console = Console(highlight=False)
     console.print(f"[bold]{escape(found['title'])}[/]", soft_wrap=True)
     for title, lines in found["sections"].items():

@@ -1,4 +1,4 @@
-"""Text through a bundle: lines and files of any size, resumed where they were interrupted, and a benchmark.
+"""Decoding text with a bundle: lines, files of any size with resuming, and a benchmark.
 
 Imports bundle, and what that imports.
 """

@@ -1,7 +1,7 @@
-"""Decoding speed of a bundle, side by side: PyTorch without and with a cache, the step graph, the whole search.
+"""Benchmark of a bundle's ways to decode: PyTorch without and with a cache, the step graph, the whole search.
 
-All make the same number of tokens (``min_length`` is ``max_length``, so nothing ends early) from the same sources, and
-take turns, so that what else the machine does hits all of them. Reported are medians.
+All decode the same sources to the same number of tokens: ``min_length`` equals ``max_length``, so no sentence ends
+early. They take turns, so that other load on the machine slows all of them. Medians are reported.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ..errors import OptionError
 from ..formats.onnx.storage import read_model
 from ..runtimes.onnxruntime import OnnxRuntime, check_threads
 
-MOST_SENTENCES = 4096  # at once: more say nothing more, and take all memory
-STREAMED = 1 << 28  # bytes read to measure the memory: more than the caches of most processors
+MOST_SENTENCES = 4096  # in a batch: more would tell nothing new and fill the memory
+STREAMED = 1 << 28  # bytes read to measure the memory; larger than the caches of most processors
 SEED = 0
 
 Decode = Callable[[], Array]  # tokens [N, steps]
@@ -38,15 +38,15 @@ Decode = Callable[[], Array]  # tokens [N, steps]
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One way to decode.
+    """The measurement of one way to decode.
 
     Attributes:
-        name: for people.
-        beams: hypotheses of each sentence.
-        seconds: median of the rounds, for all tokens.
-        tokens_per_second: of all sentences together; with beams, of results.
-        share: of what the memory allows, where that is known; only for one sentence, greedily.
-        same_ids: how many tokens are those of the first way with as many beams, of 1.
+        name: name to print.
+        beams: number of beams.
+        seconds: median time of a round, in which all tokens are decoded.
+        tokens_per_second: decoded tokens of all sentences; with beams, only those of the best results.
+        share: reached share of the speed that the memory allows; known only for one sentence and greedy search.
+        same_ids: share of tokens that equal those of the first way with the same number of beams, from 0 to 1.
     """
 
     name: str
@@ -59,15 +59,15 @@ class BenchRow:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What :func:`bench` measured.
+    """The result of :func:`bench`.
 
     Attributes:
-        bundle: which.
-        batch, length, steps, threads, rounds: as asked for.
-        step_bytes: of the decoder's weights, all of which a step reads; None where the bundle cannot tell.
-        bandwidth: bytes per second that this machine reads from memory one after the other, in the best round.
-        rows: the ways.
-        notes: what is missing and why.
+        bundle: folder of the bundle.
+        batch, length, steps, threads, rounds: the arguments of :func:`bench`.
+        step_bytes: bytes of decoder weights that each step reads; None if the bundle has no step graph.
+        bandwidth: sequential read speed of this machine's memory in bytes per second, in the best round.
+        rows: the ways to decode.
+        notes: what is missing, and why.
     """
 
     bundle: Path
@@ -82,7 +82,7 @@ class BenchResult:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON."""
+        """Plain values for JSON."""
         return {**asdict(self), "bundle": str(self.bundle)}
 
 
@@ -97,21 +97,21 @@ def bench(
     rounds: int = 5,
     progress: Callable[[str], None] = lambda message: None,
 ) -> BenchResult:
-    """Measure the ways to decode that ``bundle`` has.
+    """Measure all ways to decode with ``bundle``.
 
     Args:
-        bundle: open, with as many ``threads``.
-        batch: sentences at once.
-        length: of each, in tokens; their ids are random.
-        steps: tokens made for each.
-        beams: more than 1 adds the searches with so many.
-        threads: of PyTorch and of the measurement of memory; 0 is all cores.
-        rounds: in each of which every way has its turn. One more before them is not counted.
-        progress: told what is being done.
+        bundle: an open bundle, with the same number of ``threads``.
+        batch: number of sentences in the batch.
+        length: length of each source, in tokens; the ids are random.
+        steps: number of tokens to decode for each sentence.
+        beams: number of beams; more than 1 also measures beam search.
+        threads: threads of PyTorch and of the memory measurement; 0 means all cores.
+        rounds: number of measurements of each way. One more round before them is not counted.
+        progress: called with the name of each stage.
 
     Raises:
-        OptionError: for sizes that the model does not have.
-        BundleError: where the bundle cannot decode, or was changed.
+        OptionError: if the sizes do not fit the model.
+        BundleError: if the bundle cannot decode, or its files were changed.
     """
     for name, value in (("batch", batch), ("length", length), ("rounds", rounds)):
         if value < 1:
@@ -153,7 +153,7 @@ def bench(
 
 
 def _sources(bundle: Bundle, batch: int, length: int) -> tuple[Array, Array]:
-    """Random ids, the same ones each time."""
+    """Random ids from a fixed seed, and their padding mask."""
     config = bundle.config
     if length > config["max_length"]:
         raise OptionError(f"length is {length}, the model has {config['max_length']} positions", "choose a smaller one")
@@ -169,7 +169,7 @@ def _ways(
     threads: int,
     progress: Callable[[str], None],
 ) -> tuple[dict[tuple[str, int], Decode], list[str]]:
-    """How this bundle can decode here, by name and beams, and what cannot be had."""
+    """The ways to decode on this machine, by name and number of beams, and notes on those that are missing."""
     graphs, notes = bundle.manifest.of_format("onnx"), []
     ways: dict[tuple[str, int], Decode] = {}
     if find_spec("torch"):
@@ -200,7 +200,7 @@ def _best_of(search: Search, src: Array, padding: Array, options: SearchOptions)
 
 
 class StepLoop:
-    """Greedy by ``prefill`` and ``step``, a loop in Python; keys and values stay where the runtime has them."""
+    """Greedy search with ``prefill`` and ``step`` in a Python loop. The KV cache stays in the runtime's memory."""
 
     def __init__(self, prefill: OnnxRuntime, step: OnnxRuntime, contract: Contract) -> None:
         self.prefill = prefill
@@ -209,7 +209,7 @@ class StepLoop:
         self.results = [spec.name for spec in contract.outputs]
 
     def decode(self, src: Array, padding: Array, steps: int) -> Array:
-        """``src [N, S]``, ``padding [N, S]`` -> tokens ``[N, steps]``; the end is never taken."""
+        """``src [N, S]``, ``padding [N, S]`` -> tokens ``[N, steps]``; the end token is never chosen."""
         session, value = self.step.session, self.step.value
         mask = value(padding)
         names = [output.name for output in self.prefill.session.get_outputs()]
@@ -230,7 +230,7 @@ class StepLoop:
 
 
 def read_memory(memory: Array, threads: int) -> None:
-    """Read ``memory`` once, each thread its part: nothing is faster than the memory itself."""
+    """Read ``memory`` once, a part in each thread. The read speed of the memory limits every step of a decode."""
     workers = [threading.Thread(target=part.max) for part in np.array_split(memory, threads)]
     for worker in workers:
         worker.start()
@@ -239,8 +239,10 @@ def read_memory(memory: Array, threads: int) -> None:
 
 
 def _step_bytes(bundle: Bundle) -> int | None:
-    """Bytes of the weights that every step reads: all of the step graph's matrices and vectors, but of the tables of
-    embeddings and positions only rows. None without that graph.
+    """Bytes of the weights that every step reads, or None without a step graph.
+
+    These are all weights of the step graph except the tables of embeddings and positions: a step reads only rows of
+    them.
     """
     graphs = bundle.manifest.of_format("onnx")
     if "step" not in graphs:

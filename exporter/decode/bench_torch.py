@@ -1,4 +1,4 @@
-"""What a benchmark runs in PyTorch: the model of a bundle, rebuilt from it."""
+"""The benchmark's ways to decode in PyTorch, with the model rebuilt from the bundle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from ..cases.case import Array
 def torch_ways(
     bundle: Bundle, src: Array, padding: Array, options: SearchOptions, threads: int
 ) -> dict[tuple[str, int], Callable[[], Array]]:
-    """Ways to decode, by name and beams: the whole prefix in each step, one position in each, and the search."""
+    """The ways to decode in PyTorch, by name and number of beams.
+
+    They are: the whole prefix in each step, one position with a KV cache in each step, and beam search with a KV cache.
+    """
     model = rebuild(bundle).model
     assert isinstance(model, (TranslationModel, CoupletModel))
     model.eval()
@@ -48,8 +51,9 @@ def torch_ways(
 def decode_prefix(
     model: TranslationModel | CoupletModel, src: torch.Tensor, padding: torch.Tensor, steps: int
 ) -> Array:
-    """``src [N, S]``, ``padding [N, S]`` -> tokens ``[N, steps]`` by the model as it was trained; the end is never
-    taken.
+    """Decode greedily without a cache: ``src [N, S]``, ``padding [N, S]`` -> tokens ``[N, steps]``.
+
+    Each step runs the model on the whole prefix. The end token is never chosen.
     """
     memory = model.encode(src, padding)
     tgt = src.new_full((len(src), 1), model.config.bos_id)
@@ -68,7 +72,7 @@ def decode_cached(
     padding: torch.Tensor,
     steps: int,
 ) -> Array:
-    """The same with the keys and values of the past kept."""
+    """Decode greedily with a KV cache; inputs and result as for :func:`decode_prefix`."""
     cross, mask = decoder.cross(model.encode(src, padding), padding), decoder.additive(padding)
     past, tgt = decoder.empty(len(src)), src.new_full((len(src), 1), model.config.bos_id)
     found = []

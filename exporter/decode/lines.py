@@ -1,4 +1,4 @@
-"""Text line by line, in UTF-8 whatever the locale says, and in chunks that are worked on together. No torch here."""
+"""Reading text by lines and in chunks, as UTF-8 in any locale. No torch here."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, TypeVar
 
 from ..errors import MytxError, OptionError
 
-MOST = 1 << 20  # bytes in a line: no model takes so much, and a file without line ends must not fill the memory
-READ = 1 << 16
+MOST = 1 << 20  # bytes in a line. No model takes more, and a file without line ends must not fill the memory.
+READ = 1 << 16  # bytes to read at once from standard input
 STDIN = "standard input"
 
 Item = TypeVar("Item")
@@ -21,12 +21,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Line:
-    """A line.
+    """A line of text.
 
     Attributes:
-        number: from 1.
-        text: without its end and without a byte order mark.
-        raw: as it stands in the file, with both.
+        number: line number, from 1.
+        text: text without line end and byte order mark.
+        raw: bytes of the line in the file, with both.
     """
 
     number: int
@@ -35,10 +35,10 @@ class Line:
 
 
 def open_input(path: Path) -> BinaryIO:
-    """The file at ``path``, to be read.
+    """Open the file at ``path`` for reading.
 
     Raises:
-        OptionError: where that cannot be.
+        OptionError: if it cannot be opened.
     """
     try:
         return path.open("rb")
@@ -51,20 +51,20 @@ def open_input(path: Path) -> BinaryIO:
 
 
 def raw_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file with their ends; one that is too long is cut, and :func:`decoded` refuses it."""
+    """The lines of a file with their line ends. A line that is too long is cut; :func:`decoded` then refuses it."""
     return iter(lambda: file.readline(MOST + 1), b"")
 
 
 def decoded(raw: Iterable[bytes], name: str, first: int = 1) -> Iterator[Line]:
-    """Lines as text.
+    """Decode lines from UTF-8.
 
     Args:
-        raw: with their ends.
-        name: of where they come from, for messages.
-        first: the number of the first.
+        raw: lines with their line ends.
+        name: name of the file, for messages.
+        first: number of the first line.
 
     Raises:
-        OptionError: naming the line that is not UTF-8, or too long.
+        OptionError: if a line is not UTF-8 or is too long; the message names it.
     """
     for number, line in enumerate(raw, start=first):
         if len(line) > MOST:
@@ -77,11 +77,12 @@ def decoded(raw: Iterable[bytes], name: str, first: int = 1) -> Iterator[Line]:
 
 
 def in_chunks(items: Iterable[Item], size: int, more: Callable[[], bool] = lambda: True) -> Iterator[list[Item]]:
-    """``items`` in lists of ``size``; fewer at the end, where an error cuts them short, and where the next one would
-    have to be waited for, which ``more`` says.
+    """Split ``items`` into lists of ``size``.
+
+    A list is shorter at the end, before an error, and when ``more()`` says that the next item is not there yet.
 
     Raises:
-        MytxError: what ``items`` raises, after what came before it.
+        MytxError: the error that ``items`` raises, after the items before it.
     """
     chunk: list[Item] = []
     try:
@@ -99,10 +100,10 @@ def in_chunks(items: Iterable[Item], size: int, more: Callable[[], bool] = lambd
 
 
 class StandardInput:
-    """The lines of standard input, with their ends, as they arrive.
+    """The lines of standard input with their line ends, as they arrive.
 
     Raises:
-        OptionError: where it is closed.
+        OptionError: if standard input is closed.
     """
 
     def __init__(self) -> None:
@@ -113,7 +114,7 @@ class StandardInput:
         file: Any = getattr(sys.stdin, "buffer", sys.stdin)
         try:
             self._descriptor = int(file.fileno())
-        except (OSError, AttributeError):  # something in its place: all of it is there
+        except (OSError, AttributeError):  # replaced by an object without descriptor: nothing to wait for
             self._descriptor = -1
         self._file = file
         self._held = b""
@@ -137,7 +138,7 @@ class StandardInput:
             yield line
 
     def more(self) -> bool:
-        """Whether something is there already: who writes a line and waits for the answer gets it."""
+        """Whether more input is there already. If not, the lines so far are decoded without waiting for more."""
         if self._descriptor < 0 or self._over or b"\n" in self._held:
             return True
         try:

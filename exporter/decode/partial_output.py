@@ -1,8 +1,8 @@
-"""An output file that is written over hours: interrupted at any moment, it goes on where it stopped. No torch here.
+"""An output file whose writing can be interrupted at any moment and resumed. No torch here.
 
-While it is made it is ``OUTPUT.part``, and ``OUTPUT.part.json`` says what it is made from and how much of it counts.
-That file is replaced after each chunk, once the chunk is on the disk; whatever stands behind what it counts, half a
-line say, is cut off before going on. When all is done, ``OUTPUT.part`` is renamed.
+Until it is complete, the file is ``OUTPUT.part``. ``OUTPUT.part.json`` stores what it is made from and how many of its
+bytes are valid. It is replaced after each chunk, once the chunk is on the disk. A resumed run first cuts off all bytes
+behind the valid ones, such as half a line. At the end, ``OUTPUT.part`` is renamed to ``OUTPUT``.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ ELSEWHERE = "choose another --output"
 
 
 class PartialOutput:
-    """The output of a command that turns an input's lines into text.
+    """The output of a command that turns the lines of an input into text.
 
-    As a context manager; nothing is left behind where no line was done.
+    Use it as a context manager. It leaves no files if no line was done.
 
     Args:
-        target: where the finished file is to be.
-        source: the input.
-        facts: what the result depends on, by names for people; JSON values.
-        force: replace a finished file, and a part that was made from something else.
+        target: path of the complete file.
+        source: path of the input.
+        facts: what the result depends on: JSON values under names that are printed in messages.
+        force: replace a complete file, and a part that was made from another input or with other options.
 
     Attributes:
-        lines: of the input that are done.
+        lines: number of input lines that are done.
 
     Raises:
-        OptionError: where the file may not be written; on entering, where what was begun does not fit.
+        OptionError: if the file cannot be written; on entering, if an earlier part does not fit.
     """
 
     def __init__(self, target: Path, source: Path, facts: dict[str, Any], *, force: bool = False) -> None:
@@ -53,14 +53,14 @@ class PartialOutput:
 
     def _start_anew(self) -> None:
         self.lines = 0
-        self._size = 0  # of the part: bytes that count
-        self._digest = hashlib.sha256()  # of the input's lines that are done
+        self._size = 0  # valid bytes of the part
+        self._digest = hashlib.sha256()  # hash of the input lines that are done
         self._sha256 = self._digest.hexdigest()
 
     def __enter__(self) -> PartialOutput:
         self._open()
         try:
-            self._check_target()  # another process may have finished meanwhile
+            self._check_target()  # again: another process may have finished meanwhile
             self._read_notes()
             self._file.truncate(self._size)
             self._write_notes()
@@ -73,7 +73,7 @@ class PartialOutput:
         return self
 
     def _open(self) -> None:
-        """Open the part for this process alone."""
+        """Open and lock the part, so that no other process writes it."""
         while True:
             try:
                 self._file = self.part.open("ab")
@@ -84,7 +84,7 @@ class PartialOutput:
                 raise OptionError(f"another process is writing {self.part}", "wait for it, or end it")
             if self.part.exists() and os.path.samestat(os.fstat(self._file.fileno()), self.part.stat()):
                 return
-            self._file.close()  # its writer has finished and moved it between the two: it is no part any more
+            self._file.close()  # another process renamed it between open and lock: try again
 
     def _remove(self) -> None:
         for path in (self.part, self.notes, self._new_notes):
@@ -95,19 +95,19 @@ class PartialOutput:
     ) -> None:
         with undisturbed():
             if not self._file.closed:
-                self._new_notes.unlink(missing_ok=True)  # of a disk that is full
+                self._new_notes.unlink(missing_ok=True)  # it remains if the disk was full
                 if not self.lines:
                     self._remove()
             self._file.close()
 
     def rest(self, start: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
-        """The input's lines that are not done yet.
+        """The input lines that are not done yet.
 
         Args:
-            start: gives the lines of the input, from the first.
+            start: returns the lines of the input, from the first.
 
         Raises:
-            OptionError: where those that are done are not the ones that the part was made from.
+            OptionError: if the input's first lines are not those that the part was made from.
         """
         raw = start()
         for _ in range(self.lines):
@@ -124,7 +124,7 @@ class PartialOutput:
         return start()
 
     def add(self, text: str, raw: Iterable[bytes]) -> None:
-        """Write ``text``, whole lines, which came of the lines ``raw`` of the input."""
+        """Write ``text``, whole lines, the result of the input lines ``raw``."""
         with undisturbed():
             self._file.write(text.encode("utf-8"))
             self._file.flush()
@@ -137,17 +137,17 @@ class PartialOutput:
             self._write_notes()
 
     def finish(self) -> Path:
-        """Everything is there: move it to its place; returns the place."""
+        """Rename the complete part to the target, and return the target's path."""
         with undisturbed():
             self.part.replace(self.target)
             self.notes.unlink(missing_ok=True)
-            self._file.close()  # last: until then nobody else may begin
+            self._file.close()  # last, because it releases the lock
         return self.target
 
     def _check_target(self) -> None:
         folder = self.target.parent
         if not folder.is_dir():
-            raise OptionError(f"{folder} is not a folder that is there", f"make it, or {ELSEWHERE}")
+            raise OptionError(f"there is no folder {folder}", f"make it, or {ELSEWHERE}")
         if self.target.is_dir():
             raise OptionError(f"{self.target} is a folder", "--output names a file")
         if self.target.exists() and not self.target.is_file():
@@ -157,12 +157,16 @@ class PartialOutput:
         if self.source.exists() and any(
             path.exists() and path.samefile(self.source) for path in (self.target, self.part, self.notes)
         ):
-            raise OptionError(f"{self.source} would be both the input and written to", ELSEWHERE)
+            raise OptionError(f"{self.source} would be read and written at once", ELSEWHERE)
         if self.target.exists() and not self.force:
             raise OptionError(f"{self.target} exists", f"add --force to replace it, or {ELSEWHERE}")
 
     def _read_notes(self) -> None:
-        """Take over what was begun."""
+        """Resume an earlier part, if there is one.
+
+        Raises:
+            OptionError: if it was made from something else and ``force`` is not set.
+        """
         size = os.fstat(self._file.fileno()).st_size
         try:
             values: Any = json.loads(self.notes.read_text(encoding="utf-8")) if size else {"lines": 0}
@@ -182,7 +186,7 @@ class PartialOutput:
             old, new = facts.get(different[0]), self.facts[different[0]]
             problem = f"{self.part} was begun with {different[0]} {old}, now it is {new}"
         elif size < found[0]:
-            problem = f"{self.part} has {size:,} bytes, {found[0]:,} were written"
+            problem = f"{self.part} has {size:,} bytes, but {found[0]:,} were written"
         if not problem:
             self.lines, (self._size, self._sha256) = lines, found
         elif not self.force:
@@ -198,7 +202,7 @@ class PartialOutput:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether this process is now the only one that writes; True where the system has no such locks."""
+    """Lock the file; returns False if another process holds the lock, and True if the system has no locks."""
     try:
         import fcntl
     except ImportError:
@@ -207,6 +211,6 @@ def _lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks
+    except OSError:  # the file system has no locks
         return True
     return True

@@ -1,4 +1,4 @@
-"""Lines of text through a bundle, in chunks: to whoever asks, or into a file. No torch here."""
+"""Decoding lines of text with a bundle, in chunks, to an iterator or a file. No torch here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import MytxError
 from .lines import Line, decoded, in_chunks, open_input, raw_lines
 from .partial_output import PartialOutput
 
-BATCHES = 16  # in a chunk: enough to sort by length, few enough that little is lost by an interruption
+BATCHES = 16  # batches in a chunk: enough to sort by length, and an interruption loses at most one chunk
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Decoding:
     """How lines are decoded and written.
 
     Attributes:
-        bundle: decodes them.
-        search: what it is told.
-        batch_size: of it.
-        pad_to: of it.
-        as_json: whether a line is written as a JSON object or as text.
+        bundle: the open bundle that decodes.
+        search: options of the search.
+        batch_size: number of lines in a batch.
+        pad_to: length to which sources are padded without a mask, in tokens; None pads to the longest, with a mask.
+        as_json: whether a result is written as a JSON object or as text.
     """
 
     bundle: Bundle
@@ -38,10 +38,10 @@ class Decoding:
     as_json: bool = False
 
     def checked(self) -> Decoding:
-        """The same with ``max_length`` filled in.
+        """A copy with ``max_length`` filled in.
 
         Raises:
-            MytxError: for options that do not fit, and a bundle that does not decode text.
+            MytxError: if the options do not fit the model, or the bundle cannot decode text.
         """
         search = self.bundle.check_options(self.search, self.batch_size)
         _ = self.bundle.vocabulary
@@ -54,16 +54,16 @@ class Decoding:
         more: Callable[[], bool] = lambda: True,
         progress: Callable[[int], None] = lambda done: None,
     ) -> Iterator[tuple[list[Line], str]]:
-        """Some lines at a time, and what they become.
+        """Decode ``lines`` in chunks; yields the lines of each chunk and their output.
 
         Args:
-            lines: of text. Blank ones have an empty result, so that the output has a line for each of the input's.
-            name: of a line, for messages; may be empty.
+            lines: lines of text. A blank line gives a blank line, so that output and input lines correspond.
+            name: returns the name of a line for messages; it may be empty.
             more: as for :func:`in_chunks`.
-            progress: told after each batch how many lines of the chunk are done.
+            progress: called after each batch with the number of done lines of the chunk.
 
         Raises:
-            MytxError: naming the line that cannot be decoded; what stands before it comes first.
+            MytxError: if a line cannot be decoded; the message names it. The lines before it are yielded first.
         """
         for chunk in in_chunks(self._encoded(lines, name), self.batch_size * BATCHES, more):
             found = self.bundle.generate(
@@ -85,7 +85,7 @@ class Decoding:
             yield line, ids
 
     def _written(self, text: str, result: Generation) -> str:
-        """A line for each hypothesis, or one JSON object for all."""
+        """One line for each hypothesis, or one JSON object for all."""
         if not self.as_json:
             return "\n".join(_one_line(found.text or "") for found in result.hypotheses)
         rows = [{"output": found.text, "score": found.score, "ids": found.ids} for found in result.hypotheses]
@@ -97,13 +97,13 @@ class Decoding:
 
 @dataclass(frozen=True)
 class DecodedFile:
-    """What :func:`decode_file` did.
+    """The result of :func:`decode_file`.
 
     Attributes:
-        output: the file.
-        lines: of the input.
+        output: path of the output file.
+        lines: number of input lines.
         resumed: how many of them an earlier, interrupted run had done.
-        seconds: that this run took.
+        seconds: duration of this run.
     """
 
     output: Path
@@ -121,18 +121,18 @@ def decode_file(
     progress: Callable[[str], None] = lambda message: None,
     note: Callable[[str], None] = lambda message: None,
 ) -> DecodedFile:
-    """Decode a text file line by line, in constant memory. Interrupted, it goes on where it stopped, if called again.
+    """Decode a text file line by line, in constant memory. After an interruption, the same call resumes the work.
 
     Args:
-        decoding: how.
-        source: the input.
-        target: the output, there when it is complete. See :class:`PartialOutput`.
-        force: replace it.
-        progress: told what is being done.
-        note: told what happened that people should know.
+        decoding: how to decode and write.
+        source: path of the input.
+        target: path of the output. It appears there when it is complete; see :class:`PartialOutput`.
+        force: replace an existing output.
+        progress: called with the progress, as text.
+        note: called with messages for the user.
 
     Raises:
-        MytxError: for options that do not fit, files that cannot be read or written, a line that cannot be decoded.
+        MytxError: if options do not fit, a file cannot be read or written, or a line cannot be decoded.
     """
     decoding = decoding.checked()
     facts = {
@@ -152,7 +152,7 @@ def decode_file(
         raw = output.rest(start)
         resumed = output.lines
         if resumed:
-            note(f"{output.part} has the first {resumed:,} lines, and goes on from there")
+            note(f"{output.part} has the first {resumed:,} lines; continuing after them")
 
         def say(more: int) -> None:
             rate = (output.lines - resumed + more) / max(time.monotonic() - begun, 1e-9)
@@ -167,5 +167,5 @@ def decode_file(
 
 
 def _one_line(text: str) -> str:
-    """A token that holds a line's end must not make two lines of one."""
+    """``text`` in one line: a token may contain a line end."""
     return " ".join(text.splitlines()) if "\n" in text or "\r" in text else text

@@ -1,4 +1,4 @@
-"""Where a file leaves the model: the module, or the rewrite of onnxruntime's optimiser, and a reproduction.
+"""Finding the module, or the optimiser's rewrite, at which a file first differs from the model; and a reproduction.
 
 Imports parity and bundle, and what those import.
 """

@@ -1,7 +1,8 @@
-"""Where the graphs of a bundle leave the model: ``mytx-export locate``.
+"""``mytx-export locate``: find where the graphs of a bundle first differ from the model.
 
-First the file, in float64, beside the model. Where that has no fault, or has no modules any more to name, its stored
-cases are run at each level of onnxruntime's optimisation, and a rewrite that makes them fail is named.
+First each file is compared with the model in float64, module by module. If no module differs, or if the modules are
+fused and have no names, the stored cases run at each level of onnxruntime's optimisation, to find a rewrite that makes
+them fail.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from .reproduction import write_reproduction
 
 @dataclass(frozen=True)
 class BundleLocated:
-    """What :func:`locate_in_bundle` found.
+    """The result of :func:`locate_in_bundle`.
 
     Attributes:
-        bundle: the folder.
-        graphs: what was found in each. Where modules are fused no value was compared.
-        reproductions: the folder with a minimal reproduction, by graph.
-        tried: how many stored cases were run at each level of optimisation, by graph; none where there are no such
-            cases, or a place was found.
+        bundle: folder of the bundle.
+        graphs: what was found in each graph. A graph with fused modules has no compared values.
+        reproductions: folders with a minimal reproduction, by graph.
+        tried: number of stored cases that ran at each level of optimisation, by graph. A graph is missing if it has no
+            stored cases, or if a place was found in it.
         optimizers: what fails in onnxruntime, by graph.
     """
 
@@ -48,16 +49,16 @@ class BundleLocated:
 
     @property
     def found(self) -> bool:
-        """Whether any graph leaves the model, as a file or in onnxruntime."""
+        """Whether any graph differs from the model, as a file or in onnxruntime."""
         return bool(self.graphs_found)
 
     @property
     def graphs_found(self) -> list[str]:
-        """Which graphs do."""
+        """The names of the graphs that differ."""
         return [item.graph for item in self.graphs if item.introduced or item.graph in self.optimizers]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON, which has no infinity: a number that is not finite becomes None."""
+        """Plain values for JSON. JSON has no infinity: a number that is not finite becomes None."""
         return {
             "found": self.found,
             "bundle": str(self.bundle),
@@ -89,25 +90,25 @@ def locate_in_bundle(
     reproduce: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BundleLocated:
-    """Find where the ONNX graphs of the bundle at ``path`` leave the model, in the file or by onnxruntime's optimiser.
+    """Find where the ONNX graphs of the bundle at ``path`` first differ from the model.
 
     Args:
-        path: the folder; a bundle that failed holds its model, another one's is rebuilt from its weights.
-        graph: which to look at; None is those that failed, or all where none did.
-        output: folder for the reproduction of the first place; None is ``<bundle>-<graph>-reproduction``.
-        factory: ``package.module:build``, for a model that is not one of mytx's.
-        reproduce: whether to write one.
-        progress: told what is being done.
+        path: folder of the bundle. A failed bundle holds its model; otherwise the model is rebuilt from the weights.
+        graph: name of the graph to search; None searches those that failed, or all if none failed.
+        output: folder for the reproduction of the first place; None means ``<bundle>-<graph>-reproduction``.
+        factory: ``package.module:build`` of a user's own model.
+        reproduce: whether to write reproductions.
+        progress: called with the name of each stage.
 
     Raises:
-        BundleError: where it is not a bundle, or has not the graph, or the reproduction's folder exists; or the graph
-            has no modules any more and no stored cases.
-        OptionError: for one ``output`` with several graphs that failed, or with none that has a place to name.
+        BundleError: if it is not a bundle or has no such graph; if the folder of a reproduction exists; or if the graph
+            has fused modules and no stored cases.
+        OptionError: if ``output`` is given and several graphs would need it, or the graph cannot have a place.
     """
     bundle = open_bundle(path, allow_failed=True)
     stored = read_stored(bundle.folder / STORED) if (bundle.folder / STORED).exists() else {}
     names = _names(bundle, graph, stored)
-    # Of a graph with several outputs the optimiser alone is tried.
+    # In a graph with several outputs, or with fused modules, only the optimiser is tried.
     whole = [name for name in names if not without_places(bundle.entry(name).contract)]
     if output is not None and len(whole) != 1:
         if whole:
@@ -118,7 +119,7 @@ def locate_in_bundle(
         raise OptionError(f"in {names[0]} there is no place to name: {why}", "omit --output")
     folders = {name: output or Path(f"{bundle.folder}-{name}-reproduction") for name in whole}
     for folder in folders.values() if reproduce else ():
-        if folder.exists() or folder.is_symlink():  # refused before the work
+        if folder.exists() or folder.is_symlink():  # refuse before the work
             raise BundleError(f"{folder} exists", "move it, choose another --output, or add --no-reproduction")
     found: list[Located] = []
     reproductions: dict[str, Path] = {}
@@ -151,7 +152,7 @@ def locate_in_bundle(
 
 
 def without_places(contract: Contract) -> str:
-    """Why no module can be named in a graph, if none can: then the optimiser alone is tried."""
+    """Why no module can be named in a graph, so that only the optimiser is tried; empty if modules can be named."""
     if contract.graph in CACHED:
         return "the model's modules are fused"
     return "there are several outputs" if len(contract.outputs) > 1 else ""
@@ -177,7 +178,7 @@ def _names(bundle: Bundle, graph: str | None, stored: Collection[str]) -> Sequen
 
 
 def _asked(stored: StoredCases) -> StoredCases:
-    """Those that an ONNX file is asked for."""
+    """The stored cases that an ONNX file runs."""
     groups = left_out(FORMATS["onnx"])
     kept = [pair for pair in zip(stored.plan, stored.expected, strict=True) if pair[0].group not in groups]
     return StoredCases(tuple(case for case, _ in kept), tuple(expected for _, expected in kept))

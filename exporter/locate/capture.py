@@ -1,4 +1,4 @@
-"""What every module of the eager model takes and gives: float64, and how far float32 is from it."""
+"""Inputs and outputs of every module of the eager model, in float64, with the error of float32 at each of them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from ..parity.compare import ULP
 from ..parity.reference import jittered, nudge
 
 JITTERED_RUNS = 2
-OUTPUT = -1  # the slot of what a call gives; its inputs are 0, 1, …
+OUTPUT = -1  # number of the output of a call; its inputs have the numbers 0, 1, …
 
-# A module by its state-dict name, which call of it, and which of its tensors. The graph itself is the module "".
+# The state-dict name of a module, the number of a call of it, and the number of a tensor of that call. The whole graph
+# has the name "".
 Slot = tuple[str, int, int]
 
 
@@ -31,8 +32,8 @@ class Wanted:
     """A tensor of the eager model in one case.
 
     Attributes:
-        values: float64; bool and integers as they are.
-        allowance: the error of float32 at this place, as in ``compare``: noise + ULP * scale. 0 for exact dtypes.
+        values: values in float64; bool and integers keep their dtype.
+        allowance: error of float32 at this place, as in ``compare``: noise + ULP * scale. 0 for exact dtypes.
     """
 
     values: Array
@@ -40,15 +41,15 @@ class Wanted:
 
 
 def capture(model: nn.Module, graph: Graph, cases: Sequence[Case]) -> list[dict[Slot, Wanted]]:
-    """For each case what the modules take and give, in the order in which they are done.
+    """Record the inputs and outputs of all modules, for each case, in the order of execution.
 
-    Outputs that are only handed on (of dropout in evaluation, of a stack that ends with a norm) stand once, at the
-    innermost module.
+    A tensor that several modules return unchanged (dropout in evaluation mode, a stack that ends with a norm) is
+    recorded once, for the innermost module.
 
     Args:
-        model: in float32 and evaluation mode. It goes to float64 and back in place, which is exact.
-        graph: of ``model``.
-        cases: few and small: all is kept.
+        model: the model in float32 and evaluation mode. It is converted to float64 and back in place, which is exact.
+        graph: a graph of ``model``.
+        cases: a few small cases, because all tensors are kept in memory.
     """
     with in_float64(model):
         exact = [_run(model, graph, case, Tensor.double) for case in cases]
@@ -74,7 +75,7 @@ def capture(model: nn.Module, graph: Graph, cases: Sequence[Case]) -> list[dict[
 
 
 def difference(found: Array, values: Array) -> float:
-    """The largest difference; infinite for another shape, and where only one is infinite or NaN."""
+    """The largest absolute difference; infinite if the shapes differ, or if only one value is infinite or NaN."""
     if found.shape != values.shape:
         return np.inf
     if values.dtype == bool:
@@ -96,7 +97,7 @@ def _allowance(values: Array, noise: float) -> float:
 
 
 def _run(model: nn.Module, graph: Graph, case: Case, prepare: Callable[[Tensor], Tensor]) -> dict[Slot, Tensor]:
-    """Every tensor that a module took or gave, and the graph's output; ``prepare`` sees the float inputs."""
+    """Every input and output of every module, and the graph's output. ``prepare`` is applied to the float inputs."""
     tensors: dict[Slot, Tensor] = {}
     with _hooks(model, tensors):
         (tensors["", 0, OUTPUT],) = run_graph(graph, case.inputs, prepare)
@@ -112,7 +113,7 @@ def _hooks(model: nn.Module, tensors: dict[Slot, Tensor]) -> Iterator[None]:
         given = dict.fromkeys(value for value in [*args, *kwargs.values()] if isinstance(value, Tensor))
         tensors.update({(name, call, number): tensor for number, tensor in enumerate(given)})
         first = output[0] if isinstance(output, tuple) and output else output
-        if isinstance(first, Tensor):  # what is in a dict or a list is looked at where it is used
+        if isinstance(first, Tensor):  # tensors in a dict or a list are recorded as inputs of the next module
             tensors[name, call, OUTPUT] = first
 
     handles = [
@@ -128,7 +129,7 @@ def _hooks(model: nn.Module, tensors: dict[Slot, Tensor]) -> Iterator[None]:
 
 
 def _distinct(tensors: Mapping[Slot, Tensor]) -> list[Slot]:
-    """The slots without outputs that are only handed on."""
+    """The slots without outputs that a module returns unchanged."""
     seen: set[Any] = set()
     found = []
     for slot, tensor in tensors.items():

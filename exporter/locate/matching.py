@@ -1,6 +1,7 @@
-"""Which value of an ONNX file is which tensor of the model: by the names of the nodes, and by shape and dtype.
+"""Matching the values of an ONNX file with the tensors of the model, by names of nodes, shapes and dtypes.
 
-What leaves the nodes of a module is what the module gives; what comes to them from outside is what it takes.
+A value that the nodes of a module compute for nodes outside is an output of the module. A value that they read from
+outside is an input of the module.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from .scopes import FileScopes
 
 
 class Seen:
-    """Keeps all values that are not single numbers."""
+    """Keeps all values of a run that have at least one dimension."""
 
     def __init__(self, scopes: FileScopes) -> None:
         self.scopes = scopes
         self.values: dict[str, dict[int, Array]] = {}
 
     def before(self, node: int, inputs: Mapping[int, list[Any]]) -> None:
-        """Inputs of the graph are seen where they are read."""
+        """Keep the inputs of a node: this is how inputs of the graph are seen."""
         for case, arrays in inputs.items():
             self._keep(case, self.scopes.nodes[node].input, arrays)
 
     def after(self, node: int, outputs: Mapping[int, list[Any]]) -> None:
-        """All others where they are made."""
+        """Keep the outputs of a node."""
         for case, arrays in outputs.items():
             self._keep(case, self.scopes.nodes[node].output, arrays)
 
@@ -43,11 +44,11 @@ class Seen:
 
 @dataclass
 class Matches:
-    """Where a value of the file is a tensor of the model.
+    """Values of the file that are tensors of the model.
 
     Attributes:
-        given: what a module gives, by the value's name.
-        taken: what a module takes, by the number of the node that reads it and the value's name.
+        given: outputs of modules, by the name of the value.
+        taken: inputs of modules, by the number of the node that reads the value and the name of the value.
     """
 
     given: dict[str, list[Slot]] = field(default_factory=dict)
@@ -61,14 +62,14 @@ def match(
     wanted: Sequence[Mapping[Slot, Wanted]],
     outputs: Sequence[str],
 ) -> Matches:
-    """Match what was seen in a run, ``seen``, with what the model has, ``wanted``, for each case.
+    """Match the values of the file with the tensors of the model.
 
     Args:
-        scopes: of the file.
-        varying: the values that depend on the inputs.
-        seen: a run of the file.
-        wanted: the model's tensors, for each case of that run.
-        outputs: the names of the graph's outputs.
+        scopes: the nodes of the file by module.
+        varying: names of the values that depend on the inputs.
+        seen: values of a run of the file.
+        wanted: tensors of the model, for each case of that run.
+        outputs: names of the graph's outputs.
     """
     matches = Matches()
     slots = dict.fromkeys(slot for tensors in wanted for slot in tensors)
@@ -76,7 +77,7 @@ def match(
     for call in scopes.calls:
         slot = (call.module, call.number, OUTPUT)
         fitting = [name for name in scopes.leaving(call, varying) if slot in slots and looks.fit(name, slot)]
-        if fitting:  # the last of those that fit in most cases
+        if fitting:  # of those that fit in most cases, the last one
             best = max(fitting, key=lambda name: (looks.fit(name, slot), scopes.producer[name]))
             matches.given.setdefault(best, []).append(slot)
         own = [slot for slot in slots if slot[:2] == (call.module, call.number) and slot[2] != OUTPUT]
@@ -88,13 +89,13 @@ def match(
 
 
 def _inputs(names: Sequence[str], slots: Sequence[Slot], looks: _Looks) -> dict[str, Slot]:
-    """Which of the module's inputs the values are: those that look like one and only one of them in every case."""
+    """Match values with inputs of a module: a value that fits exactly one of them in every case."""
     found = {}
     for name in names:
         fitting = [slot for slot in slots if looks.fit(name, slot) == looks.count(name) > 0]
         if len(fitting) == 1:
             found[name] = fitting[0]
-    # A mask of a wrong shape: where one mask is left over on each side, they belong together.
+    # A mask may have a wrong shape. If one mask is left on each side, they belong together.
     rest = [name for name in names if name not in found and looks.rank_of_mask(name)]
     left = [slot for slot in slots if slot not in found.values() and looks.rank_of_wanted_mask(slot)]
     if len(rest) == len(left) == 1 and looks.rank_of_mask(rest[0]) == looks.rank_of_wanted_mask(left[0]):
@@ -103,18 +104,18 @@ def _inputs(names: Sequence[str], slots: Sequence[Slot], looks: _Looks) -> dict[
 
 
 class _Looks:
-    """What can be told of values and tensors by their shapes and dtypes alone."""
+    """Compares values and tensors by their shapes and dtypes only."""
 
     def __init__(self, seen: Seen, wanted: Sequence[Mapping[Slot, Wanted]]) -> None:
         self.seen = seen.values
         self.wanted = wanted
 
     def count(self, name: str) -> int:
-        """In how many cases the value was seen."""
+        """The number of cases in which the value was seen."""
         return len(self.seen.get(name, {}))
 
     def fit(self, name: str, slot: Slot) -> int:
-        """In how many cases the value looks like the tensor."""
+        """The number of cases in which the value has the shape and the kind of dtype of the tensor."""
         return sum(
             array.shape == tensor.values.shape and array.dtype.kind == tensor.values.dtype.kind
             for case, array in self.seen.get(name, {}).items()
@@ -133,18 +134,18 @@ class _Looks:
 
 @dataclass(frozen=True)
 class Check:
-    """How a value compares with a tensor of the model in one case."""
+    """The comparison of a value with a tensor of the model in one case."""
 
     slot: Slot
     value: str
-    reader: int | None  # the node that reads it, where what it reads is compared
+    reader: int | None  # number of the node that reads it, for an input of a module
     case: int
     error: float
     allowed: float
 
 
 class Forced(Seen):
-    """Compares what goes from module to module with the model's, and puts the model's in its place."""
+    """Compares the values between modules with the model's tensors, and replaces them by the model's."""
 
     def __init__(self, scopes: FileScopes, matches: Matches, wanted: Sequence[Mapping[Slot, Wanted]]) -> None:
         super().__init__(scopes)
@@ -153,7 +154,7 @@ class Forced(Seen):
         self.checks: list[Check] = []
 
     def before(self, node: int, inputs: Mapping[int, list[Any]]) -> None:
-        """What a module takes is compared for it alone: the same value may be right elsewhere."""
+        """Compare an input of a module for this module only: the same value may be right for another one."""
         super().before(node, inputs)
         for position, name in enumerate(self.scopes.nodes[node].input):
             slot = self.matches.taken.get((node, name))
@@ -162,7 +163,7 @@ class Forced(Seen):
                 arrays[position] = self.check(slot, name, node, case, arrays[position])
 
     def after(self, node: int, outputs: Mapping[int, list[Any]]) -> None:
-        """What a module gives is compared once, for all."""
+        """Compare an output of a module once, for all its readers."""
         super().after(node, outputs)
         for position, name in enumerate(self.scopes.nodes[node].output):
             for slot in self.matches.given.get(name, ()):
@@ -170,12 +171,12 @@ class Forced(Seen):
                     arrays[position] = self.check(slot, name, None, case, arrays[position])
 
     def is_content(self, node: int) -> bool:
-        """Whether a node gives more than lengths and shapes, which all parts of a file share."""
+        """Whether a node computes floats or bools, and not only lengths and shapes, which all parts of a file share."""
         arrays = [array for name in self.scopes.nodes[node].output for array in self.values.get(name, {}).values()]
         return any(array.dtype.kind in "fb" for array in arrays)
 
     def check(self, slot: Slot, value: str, reader: int | None, case: int, found: Any) -> Any:
-        """Compare; returns what the model has."""
+        """Compare ``found`` with the model's tensor, and return the model's tensor."""
         tensor = self.wanted[case].get(slot)
         if tensor is None:
             return found

@@ -1,7 +1,7 @@
-"""Which rewrite of onnxruntime's optimiser is to blame, where a file fails with it and not without. No torch here.
+"""Finding the rewrite of onnxruntime's optimiser with which a file fails, and without which it passes. No torch here.
 
-The optimiser has no list of what it did, but its log names the rewrites that changed the file. Left out one by one, and
-then in groups, they show the fewest without which every case passes.
+The optimiser gives no list of its rewrites, but its log names those that changed the file. They are disabled one by
+one, and then in groups, until the smallest set is found without which every case passes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ OFF = "off"
 
 @dataclass(frozen=True)
 class Failure:
-    """An output that is wrong in a case.
+    """An output that is wrong in one case.
 
     Attributes:
-        case: name and words; empty where the file cannot be loaded.
-        output: its name; empty where the case gave none.
-        ratio: the factor that would have passed; infinite where there is none.
+        case: name and words of the case; empty if the file cannot be loaded.
+        output: name of the output; empty if the case gave none.
+        ratio: factor with which the comparison would have passed; infinite if there is none.
         reason: what is wrong.
     """
 
@@ -46,19 +46,19 @@ class Failure:
 
 @dataclass(frozen=True)
 class OptimizerFault:
-    """What :func:`blame_optimizer` found.
+    """The result of :func:`blame_optimizer`.
 
     Attributes:
-        level: the lowest at which a case fails. ``off``: it is not the optimiser that is to blame.
-        tried_at: the highest at which one fails, where rewrites were left out.
-        disabled_optimizers: the fewest rewrites without which all cases pass; empty where no rewrite could be named.
-        instead: others of which each would do as well, if it is left out alone: they prepare what is then done wrong.
-        candidates: the rewrites that change the file, as far as they can be left out.
+        level: lowest level of optimisation at which a case fails. ``off``: the optimiser is not the cause.
+        tried_at: highest level at which a case fails; rewrites were disabled at this level.
+        disabled_optimizers: smallest set of rewrites without which all cases pass; empty if no rewrite is the cause.
+        instead: other rewrites that can be disabled instead, each alone: they prepare the wrong rewrite.
+        candidates: the rewrites that change the file and can be disabled.
         failures: what fails at ``tried_at``.
-        cases: how many cases were run.
-        worst_ratio: the largest of the failures.
-        ratio_without: the largest without the rewrites; NaN where none was named.
-        nodes: by type, how many nodes more, or fewer, the rewrites leave in the file.
+        cases: number of cases that ran.
+        worst_ratio: largest ratio of the failures.
+        ratio_without: largest ratio with the rewrites disabled; NaN if none was named.
+        nodes: difference in the number of nodes that the rewrites make, by type of node.
     """
 
     level: str
@@ -74,12 +74,12 @@ class OptimizerFault:
 
     @property
     def failed_cases(self) -> int:
-        """How many cases failed: all, where the file cannot be loaded."""
+        """The number of cases that failed: all, if the file cannot be loaded."""
         names = {failure.case for failure in self.failures}
         return self.cases if "" in names else len(names)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON, which has no infinity: a number that is not finite becomes None."""
+        """Plain values for JSON. JSON has no infinity: a number that is not finite becomes None."""
         values = asdict(self) | {"failures": [asdict(failure) for failure in self.failures]}
         for holder in (values, *values["failures"]):
             for name in {"ratio", "worst_ratio", "ratio_without"} & set(holder):
@@ -96,18 +96,18 @@ def blame_optimizer(
     open_file: Open = OnnxRuntime.open,
     rewritten: Rewritten = rewrites,
 ) -> OptimizerFault | None:
-    """Find the rewrites of onnxruntime's optimiser that make the file at ``path`` fail; None where it never fails.
+    """Find the rewrites of onnxruntime's optimiser that make the file at ``path`` fail; None if no case fails.
 
     Args:
         path: an ONNX file.
-        contract: of the file.
-        cases: small ones: they are run once for each rewrite, and oftener where several are to blame together.
-        expected: the reference for each case.
-        open_file: loads the file.
-        rewritten: the rewrites that change the file.
+        contract: contract of the file.
+        cases: small cases. They run once for each rewrite, and more often if several rewrites together are the cause.
+        expected: reference of each case.
+        open_file: loads the file with given options.
+        rewritten: returns the rewrites that change the file.
 
     Raises:
-        OptionError: where there are no cases.
+        OptionError: if there are no cases.
     """
     if not cases:
         raise OptionError(f"there are no cases to run {path.name} on", "give at least one")
@@ -116,7 +116,7 @@ def blame_optimizer(
     failing = [level for level, failures in found.items() if failures]
     if not failing:
         return None
-    level = OFF if failing[0] == OFF else failing[-1]  # what passes there is what a user's session can be told
+    level = OFF if failing[0] == OFF else failing[-1]  # the advice must help at the highest level, the default
     failures = tuple(found[level])
     candidates: list[str] = []
     chosen: list[str] = []
@@ -142,7 +142,7 @@ def blame_optimizer(
 
 
 class _Trial:
-    """Runs the cases at a level, without some of the rewrites."""
+    """Runs the cases at one level of optimisation, with some of the rewrites disabled."""
 
     def __init__(
         self,
@@ -157,23 +157,23 @@ class _Trial:
         self.pairs = list(zip(cases, expected, strict=True))
         self.open_file = open_file
         self.level = OFF
-        self.ratios: dict[frozenset[str], float] = {}  # the largest ratio, where all cases pass; NaN where not
+        self.ratios: dict[frozenset[str], float] = {}  # largest ratio if all cases pass, otherwise NaN
 
     def begin(self, level: str, failed: Collection[str]) -> None:
-        """Try at ``level`` from now on, the cases that failed first."""
+        """Use ``level`` from now on, and run the cases in ``failed`` before the others."""
         self.level = level
         self.pairs.sort(key=lambda pair: _words(pair[0]) not in failed)
 
     def failures(self, level: str) -> list[Failure]:
-        """What fails at ``level``."""
+        """The failures at ``level``."""
         return [failure for failure in self._run(RuntimeOptions(level=level)) if isinstance(failure, Failure)]
 
     def passes_without(self, names: Sequence[str]) -> bool:
-        """Whether all cases pass where those rewrites are left out."""
+        """Whether all cases pass with these rewrites disabled."""
         return math.isfinite(self.ratio_without(names))
 
     def ratio_without(self, names: Sequence[str]) -> float:
-        """The largest ratio where those rewrites are left out; NaN where a case fails."""
+        """The largest ratio with these rewrites disabled; NaN if a case fails."""
         key = frozenset(names)
         if key not in self.ratios:
             options = RuntimeOptions(level=self.level, disabled_optimizers=tuple(names))
@@ -181,16 +181,16 @@ class _Trial:
             for found in self._run(options):
                 if isinstance(found, Failure):
                     largest = math.nan
-                    break  # the others would change nothing
+                    break  # one failure decides
                 largest = max(largest, found)
             self.ratios[key] = largest
         return self.ratios[key]
 
     def _run(self, options: RuntimeOptions) -> Iterator[Failure | float]:
-        """For each output of each case what is wrong with it, or the ratio with which it passes."""
+        """Yields for each output of each case its failure, or the ratio with which it passes."""
         try:
             runtime = self.open_file(self.path, options)
-        except Exception as error:  # a graph that the optimiser has made invalid, say
+        except Exception as error:  # the optimiser may have made the graph invalid
             yield Failure("", "", math.inf, f"onnxruntime cannot load it: {first_line(error)}")
             return
         try:
@@ -200,7 +200,7 @@ class _Trial:
                     yield Failure(_words(case), "", math.inf, first_line(outputs))
                     continue
                 for found in compare_case(self.contract, outputs, expected):
-                    failed = found.verdict == FAIL  # what is too noisy to judge is so at each level
+                    failed = found.verdict == FAIL  # a case that is too noisy to judge is so at every level
                     yield Failure(_words(case), found.output, found.ratio, found.reason) if failed else found.ratio
         finally:
             del runtime
@@ -212,9 +212,9 @@ def _words(case: Case) -> str:
 
 
 def _candidates(path: Path, level: str, rewritten: Rewritten) -> list[str]:
-    """The rewrites that change the file at ``level``, and those that do so in their place; without any that must run.
+    """The rewrites that change the file at ``level``, and those that replace them; without any that cannot be disabled.
 
-    What one rewrite is kept from doing, another may do: so they are asked for until there is no new one.
+    If a rewrite is disabled, another one may do the same. So the search repeats until it finds no new rewrite.
     """
     found: dict[str, None] = {}
     required: set[str] = set()
@@ -227,16 +227,16 @@ def _candidates(path: Path, level: str, rewritten: Rewritten) -> list[str]:
 
 
 def _fewest(names: Sequence[str], passes_without: Callable[[Sequence[str]], bool]) -> tuple[list[str], list[str]]:
-    """The fewest of ``names`` that have to be left out, and others of which each would do as well.
+    """The smallest set of ``names`` to disable, and others that can be disabled instead, each alone.
 
-    Where several do alone, the last to run is the one: those before it make what it then does wrong.
+    If several can be disabled alone, the last one to run is chosen: those before it only prepare its error.
     """
     alone = [name for name in names if passes_without([name])]
     return (alone[-1:], alone[:-1]) if alone else (_smallest(list(names), passes_without), [])
 
 
 def _smallest(names: list[str], passes_without: Callable[[Sequence[str]], bool]) -> list[str]:
-    """A part of ``names`` of which none can be spared, by delta debugging (Zeller and Hildebrandt, 2002)."""
+    """A subset of ``names`` from which none can be removed, by delta debugging (Zeller and Hildebrandt, 2002)."""
     parts = 2
     while len(names) > 1:
         size = math.ceil(len(names) / parts)
@@ -256,7 +256,7 @@ def _smallest(names: list[str], passes_without: Callable[[Sequence[str]], bool])
 def _single_rules(
     chosen: list[str], instead: list[str], passes_without: Callable[[Sequence[str]], bool]
 ) -> tuple[list[str], list[str]]:
-    """The same with single rules for those that run together, where that does as well."""
+    """``chosen`` and ``instead`` with single rules in place of a group of rules, if disabling these is enough."""
     for name in chosen:
         rest = [other for other in chosen if other != name]
         passes_beside = partial(_passes_beside, rest, passes_without)
@@ -271,7 +271,7 @@ def _passes_beside(rest: list[str], passes_without: Callable[[Sequence[str]], bo
 
 
 def _difference(path: Path, level: str, chosen: Sequence[str]) -> dict[str, int]:
-    """How many nodes of each type there are more with the rewrites than without."""
+    """The difference in the number of nodes between the file with and without the rewrites, by type of node."""
     with_them = node_types(path, RuntimeOptions(level=level))
     without = node_types(path, RuntimeOptions(level=level, disabled_optimizers=tuple(chosen)))
     if with_them is None or without is None:

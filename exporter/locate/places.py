@@ -1,8 +1,8 @@
-"""Find the module at which an exported ONNX graph leaves the model.
+"""Finding the module at which an exported ONNX graph first differs from the model.
 
-The file runs in float64, node by node, beside the model. Wherever a value of the file is what a module takes or gives,
-the two are compared, and the model's own value takes its place ("teacher forcing"). So every block is fed what the
-model would feed it: what is wrong behind it, it introduces. In a second run nothing is replaced, which shows what is
+The file runs in float64, node by node. Wherever a value of the file is an input or output of a module, it is compared
+with the model's tensor and then replaced by it ("teacher forcing"). So every block gets the inputs that the model gives
+it, and an error in its output is introduced by the block. A free run, without replacement, shows the errors that are
 passed on.
 """
 
@@ -31,13 +31,13 @@ from .scopes import FileScopes, shared_parent
 
 @dataclass(frozen=True)
 class Block:
-    """The nodes between the values that are the model's and the one that is not, with the model's values.
+    """The nodes from the last values that equal the model's to the first value that does not.
 
     Attributes:
-        nodes: their numbers in the graph; none where a right value is handed to the wrong place.
-        inputs: what the model feeds it, in float64, by the name in the file.
-        expected: what the model gives, in float64.
-        allowance: the error of float32 there.
+        nodes: numbers of the nodes in the graph; empty if a right value is passed to the wrong place.
+        inputs: the model's values for the inputs of the block, in float64, by their names in the file.
+        expected: the model's value for the output, in float64.
+        allowance: error of float32 at this place.
     """
 
     nodes: tuple[int, ...]
@@ -48,18 +48,18 @@ class Block:
 
 @dataclass(frozen=True)
 class Place:
-    """A value that is not the model's.
+    """A value that differs from the model's.
 
     Attributes:
-        module: that introduced it, by its state-dict name; "" is the model's own code outside of all modules.
-        value: its name in the file.
-        node: the node that makes it, and its type.
-        scopes: the modules of the nodes that it was made by, since the last values that were the model's.
-        error: the largest error when the block is fed the model's values: what it introduces.
-        carried: the error there in a free run, with what was passed on; NaN where that run did not get there.
-        allowed: what the error may be.
-        case: where the error is largest by what is allowed: name and words.
-        block: how it came about in that case; None where a node failed.
+        module: state-dict name of the module that introduces the error; "" is the model's code outside all modules.
+        value: name of the value in the file.
+        node: name and type of the node that computes it.
+        scopes: modules of the nodes that computed it since the last values that equal the model's.
+        error: largest absolute error if the block gets the model's inputs: the error that it introduces.
+        carried: error in the free run, with errors that were passed on; NaN if that run did not get there.
+        allowed: largest error that is allowed.
+        case: name and words of the case in which the error is largest, relative to the allowed error.
+        block: the nodes and values of that case; None if a node failed.
     """
 
     module: str
@@ -75,14 +75,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Located:
-    """What :func:`locate` found.
+    """The result of :func:`locate`.
 
     Attributes:
-        graph: its name.
-        introduced: in the order of the file; empty where the file computes what the model computes.
-        passed_on: modules that give a wrong value in a free run and introduce none.
-        compared: how many values were compared.
-        unmatched: modules of which no value was found in the file.
+        graph: name of the graph.
+        introduced: places that introduce an error, in the order of the file; empty if the file equals the model.
+        passed_on: modules with a wrong output in the free run that introduce no error.
+        compared: number of compared values.
+        unmatched: modules without a matching value in the file.
     """
 
     graph: str
@@ -93,20 +93,20 @@ class Located:
 
 
 def locate(path: Path, graph: Graph, cases: Sequence[Case]) -> Located:
-    """Find where the ONNX file at ``path`` leaves the model of ``graph``.
+    """Find where the ONNX file at ``path`` first differs from the model of ``graph``.
 
     Args:
-        path: the file.
-        graph: of a model in float32 and evaluation mode, which is as it was afterwards.
-        cases: few and small ones, of different lengths, with masks that hide something.
+        path: an ONNX file.
+        graph: graph of a model in float32 and evaluation mode. The model is not changed.
+        cases: a few small cases of different lengths, with masks that hide something.
 
     Raises:
-        BundleError: where the file cannot be read, or takes other inputs.
-        OptionError: for a graph with several outputs.
+        BundleError: if the file cannot be read or has other inputs than the graph.
+        OptionError: if the graph has several outputs.
     """
     if len(graph.contract.outputs) != 1:
         raise OptionError(
-            f"{graph.name} has {len(graph.contract.outputs)} outputs", "locate looks into graphs with one"
+            f"{graph.name} has {len(graph.contract.outputs)} outputs", "locate can only search graphs with one output"
         )
     try:
         file = OnnxReference.open(path, lifted=True)
@@ -134,19 +134,19 @@ def locate(path: Path, graph: Graph, cases: Sequence[Case]) -> Located:
         results = file.run_all(many, forced)
         if set(forced.values) <= set(seen.values):
             break
-        seen = forced  # where the free run stopped, this one got further: more can be matched
+        seen = forced  # this run got further than the run before, so more values can be matched
     _compare_outputs(forced, results, outputs)
     missing = [name for name in outputs if name not in file.describe().outputs]
     return _report(graph, cases, forced, free, free_results, results, missing)
 
 
 def explained(report: ParityReport, graphs: Mapping[str, Graph], folder: Path) -> ParityReport:
-    """``report`` with the place at which a file leaves the model, where the check of structure failed.
+    """Add to ``report`` the place at which a file first differs from the model, if its check of structure failed.
 
     Args:
         report: what verification found.
-        graphs: of the model, by name.
-        folder: where the files are.
+        graphs: graphs of the model, by name.
+        folder: folder of the files.
     """
     return ParityReport(tuple(_with_place(row, graphs, folder) for row in report.graphs))
 
@@ -159,12 +159,12 @@ def _with_place(row: GraphReport, graphs: Mapping[str, Graph], folder: Path) -> 
     try:
         cases = few_cases(whole_plan(graph.contract))
         places = locate(folder / FORMATS["onnx"].file(row.graph), graph, cases).introduced
-    except Exception:  # it is a help, and must not hide what was found
+    except Exception:  # only a help: an error here must not hide the findings
         return row
-    found = [
-        Finding("place", f"{place.module or 'the model itself'} leaves the model first: {place.node}, in {place.case}")
-        for place in places[:1]
-    ]
+    found = []
+    for place in places[:1]:
+        module = place.module or "code outside of all modules"
+        found.append(Finding("place", f"{module} is the first to differ from the model: {place.node}, in {place.case}"))
     return replace(row, findings=(*row.findings, *found))
 
 
@@ -172,7 +172,7 @@ def _with_place(row: GraphReport, graphs: Mapping[str, Graph], folder: Path) -> 
 
 
 def _compare_outputs(forced: Forced, results: Sequence[Any], names: Sequence[str]) -> None:
-    """Outputs that no node makes from the inputs have not been seen in the run."""
+    """Compare outputs that no node computes from the inputs: the forced run has not seen them."""
     for name in names:
         for case, result in enumerate(results):
             if isinstance(result, dict) and not any(
@@ -242,7 +242,7 @@ def _place(forced: Forced, check: Check, value: str, carried: float, words: str,
         for name, slot in inputs.items()
         if slot is not None or name in case.inputs
     }
-    # A module's own output is its own doing. Otherwise it is the code that made the value, or handed it over.
+    # A module introduces the error of its own output. Otherwise the code that computed or passed the value does.
     module = check.slot[0] or scopes.module_of(nodes, "")
     if check.reader is not None:
         readers = {slot[0] for (_, name), slot in forced.matches.taken.items() if name == value} if nodes else {module}
@@ -265,7 +265,7 @@ def _place(forced: Forced, check: Check, value: str, carried: float, words: str,
 
 
 def _behind(forced: Forced, check: Check) -> tuple[tuple[int, ...], dict[str, Slot | None]]:
-    """The nodes that made a value out of values that were the model's, and those: by name, with what they are."""
+    """The nodes that computed a value from values that equal the model's, and those values with their slots."""
     scopes, matches = forced.scopes, forced.matches
     nodes: set[int] = set()
     inputs: dict[str, Slot | None] = {}
@@ -273,7 +273,8 @@ def _behind(forced: Forced, check: Check) -> tuple[tuple[int, ...], dict[str, Sl
     while waiting:
         name, slot = waiting.pop()
         number = scopes.producer.get(name)
-        # What was compared before is the model's; the value itself is, where the fault is only that it is read here.
+        # A value that was compared before was replaced by the model's. So was the checked value itself, if the error is
+        # only that this node reads it.
         known = slot or next(iter(matches.given.get(name, ())), None)
         if name == check.value and check.reader is None:
             known = None

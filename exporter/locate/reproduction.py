@@ -1,4 +1,4 @@
-"""The block that introduces an error, as a folder that anyone can run: nodes, what goes in, what should come out."""
+"""Writing the block that introduces an error to a folder with a script: nodes, inputs and the expected output."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ _FLOAT64 = (
 def write_reproduction(path: Path, place: Place, folder: Path) -> Path:
     """Write ``block.onnx``, ``inputs.npz``, ``expected.npz`` and ``reproduce.py`` for a place.
 
-    The script needs numpy and onnxruntime, and exits with 1 where the block is not the model's. An error that float32
-    rounding hides, or that onnxruntime does not get to, it shows in float64: there it needs mytx too.
+    The script needs numpy and onnxruntime, and exits with 1 if the block differs from the model. If float32 rounding
+    hides the error, or onnxruntime cannot run the block, the script runs it in float64; then it needs mytx, too.
 
     Args:
         path: the ONNX file in which the place was found.
-        place: of :func:`~mytx.exporter.locate.places.locate`.
-        folder: must not be there; it is made whole or not at all.
+        place: a place that :func:`~mytx.exporter.locate.places.locate` found.
+        folder: folder to make; it must not exist. It is written completely or not at all.
 
     Returns:
         The folder.
 
     Raises:
-        BundleError: where the folder is there, or cannot be written.
-        OptionError: where a node failed at the place: there is nothing to compare.
+        BundleError: if the folder exists or cannot be written.
+        OptionError: if a node failed at the place, so that there are no values to compare.
     """
     block = place.block
     if block is None:
-        raise OptionError(f"{place.node}: it fails, so there are no values to reproduce", "run the graph itself")
+        raise OptionError(f"{place.node} fails, so there are no values to compare", "run the graph itself")
     if os.path.lexists(folder):
         raise BundleError(f"{folder} exists", "choose another --output")
     with Staging(folder, bundle=False) as staging:
@@ -91,20 +91,20 @@ def write_reproduction(path: Path, place: Place, folder: Path) -> Path:
 
 
 def _error(path: Path, inputs: dict[str, Array], block: Block) -> float:
-    """How far the block in float32 is from the model; 0 where onnxruntime does not run it."""
+    """The largest error of the block in float32; 0 if onnxruntime cannot run it."""
     try:
         (found,) = OnnxRuntime.open(path).run(inputs).values()
-    except Exception:  # it raises classes of its own
+    except Exception:  # onnxruntime raises its own classes
         return 0.0
     return difference(found, block.expected)
 
 
 def _model(path: Path, value: str, block: Block) -> onnx.ModelProto:
-    """The nodes of the block as a model: it takes the values that were the model's, and gives the one that is not."""
+    """The nodes of the block as an ONNX model: its inputs equal the model's values, its output ``value`` does not."""
     graph, tensors = read_model(path)
     nodes = [graph.node[number] for number in block.nodes if block.inputs.keys().isdisjoint(graph.node[number].output)]
     output = value
-    if not nodes:  # what is handed over is right, and for something else
+    if not nodes:  # the value is right, but it is passed to the wrong place
         output = f"{value}/handed_on"
         nodes = [helper.make_node("Identity", [value], [output], name="handed_on")]
     read = {name for node in nodes for name in node.input}
@@ -113,7 +113,7 @@ def _model(path: Path, value: str, block: Block) -> onnx.ModelProto:
     del model.metadata_props[:]
     model.graph.name = "block"
     model.graph.node.extend(nodes)
-    model.graph.initializer.extend(  # inside: weights.bin stays where it is
+    model.graph.initializer.extend(  # weights go into the file, without weights.bin
         numpy_helper.from_array(read_values(tensor, path), tensor.name)
         for tensor in tensors
         if tensor.name in read - block.inputs.keys()

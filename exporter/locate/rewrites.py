@@ -1,4 +1,4 @@
-"""What onnxruntime's optimiser does to a file: which rewrites change it, and what nodes it has then. No torch here."""
+"""What onnxruntime's optimiser does to a file: the rewrites that change it, and the resulting nodes. No torch here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from onnx import NodeProto
 from ..formats.onnx.storage import subgraphs
 from ..runtimes.onnxruntime import LEVELS, OnnxRuntime, RuntimeOptions
 
-# The optimiser has no list of its rewrites, but its log says of each whether it changed the graph. The log goes to the
-# stderr of the process, so it is that of another one.
+# The optimiser gives no list of its rewrites, but its log says for each whether it changed the graph. The log goes to
+# the stderr of the process, so a child process loads the file.
 _SCRIPT = """
 import sys
 import onnxruntime
@@ -30,8 +30,8 @@ onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], 
 """
 _CHANGED = re.compile(r"GraphTransformer (\S+) modified: 1 ")
 
-# Small rules run together, under one name in the log, and can be switched off one by one. These are all of onnxruntime
-# 1.32; one that another version does not have changes nothing there.
+# Small rules run as a group with one name in the log, and can be disabled one by one. These are all rules of
+# onnxruntime 1.32. Disabling a rule that a version does not have changes nothing.
 TOGETHER = re.compile(r"Level\d+_RuleBasedTransformer")
 RULES = (
     "EliminateIdentity",
@@ -60,13 +60,13 @@ RULES = (
 
 
 def rewrites(path: Path, options: RuntimeOptions) -> tuple[str, ...]:
-    """The rewrites that change the file at ``path``, in the order in which onnxruntime does them.
+    """The rewrites that change the file at ``path``, in the order in which onnxruntime runs them.
 
-    None where its log cannot be read; where it cannot load the file, those up to there.
+    The result is empty if the log cannot be read. If onnxruntime cannot load the file, it has the rewrites until then.
 
     Args:
-        path: the file.
-        options: level, and what is left out.
+        path: an ONNX file.
+        options: level of optimisation and disabled rewrites.
     """
     arguments = [str(path), LEVELS[options.level].name, *options.disabled_optimizers]
     done = subprocess.run(
@@ -76,13 +76,13 @@ def rewrites(path: Path, options: RuntimeOptions) -> tuple[str, ...]:
 
 
 def node_types(path: Path, options: RuntimeOptions) -> Counter[str] | None:
-    """How many nodes of each type the file has when it is optimised, in loops too; None where that cannot be told."""
+    """The number of nodes of each type in the optimised file, with those in loops; None if it is not known."""
     with tempfile.TemporaryDirectory(prefix="mytx-") as folder:
         optimized = Path(folder) / "optimized.onnx"
         try:
             OnnxRuntime.open(path, options, optimized=optimized)
             model = onnx.load(optimized, load_external_data=False)
-        except Exception:  # it cannot load the file, or there is no space: nothing is said of the nodes then
+        except Exception:  # the file cannot be loaded or the disk is full: nothing is said about nodes then
             return None
     return Counter(node.op_type for node in _nodes(model.graph.node))
 

@@ -1,7 +1,7 @@
-"""Which nodes and values of an ONNX file are which modules of the model, by the names of the nodes.
+"""The nodes of an ONNX file by module of the model, read from the names of the nodes.
 
-A node is called ``decoder.layers.3.norm1/LayerNormalization_12`` after the module that it comes from; in the full
-graph, composed of two halves, ``encoder/`` or ``decoder/`` stands in front. No torch here.
+The exporter names a node after its module, such as ``decoder.layers.3.norm1/LayerNormalization_12``. The full graph is
+composed of two halves; its names begin with ``encoder/`` or ``decoder/``. No torch here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx
 
-# Which half of a composed graph, and the module in it; None where the name tells none.
+# The half of a composed graph, and the module in it; the module is None if the name of the node tells none.
 Scope = tuple[str, str | None]
 _HALF = re.compile(r"(encoder|decoder)/")
 
@@ -22,10 +22,10 @@ class Call:
     """The nodes of one call of a module.
 
     Attributes:
-        module: its state-dict name.
-        number: which call of it.
-        own: the numbers of the nodes that it has itself, without those of the modules in it.
-        inside: the numbers of all its nodes.
+        module: state-dict name of the module.
+        number: number of the call, from 0.
+        own: numbers of the module's own nodes, without those of its submodules.
+        inside: numbers of all nodes of the module and its submodules.
     """
 
     module: str
@@ -38,15 +38,15 @@ class FileScopes:
     """The nodes of a graph by module.
 
     Attributes:
-        nodes: of the graph.
-        scopes: of each node.
-        producer: which node makes a value.
-        readers: which nodes read a value.
-        calls: the calls of modules, in the order of their first nodes.
+        nodes: all nodes of the graph.
+        scopes: the scope of each node.
+        producer: number of the node that computes a value, by the value's name.
+        readers: numbers of the nodes that read a value, by the value's name.
+        calls: calls of modules, in the order of their first nodes.
 
     Args:
-        graph: of the file.
-        modules: the names that the model has.
+        graph: graph of the file.
+        modules: names of the model's modules.
     """
 
     def __init__(self, graph: onnx.GraphProto, modules: Collection[str]) -> None:
@@ -62,12 +62,12 @@ class FileScopes:
         self.calls = list(self._calls())
 
     def external(self, call: Call, varying: Collection[str]) -> list[str]:
-        """The values that depend on the inputs and come to the call's own nodes from outside."""
+        """The values in ``varying`` (those that depend on the inputs) that the call's own nodes read from outside."""
         names = dict.fromkeys(name for number in call.own for name in self.nodes[number].input)
         return [name for name in names if name in varying and self.producer.get(name) not in call.inside]
 
     def leaving(self, call: Call, varying: Collection[str]) -> list[str]:
-        """The values that depend on the inputs and go from the call's own nodes to the outside."""
+        """The values in ``varying`` that the call's own nodes compute and that are read outside the call."""
         names = [name for number in call.own for name in self.nodes[number].output if name in varying]
         return [
             name
@@ -76,17 +76,17 @@ class FileScopes:
         ]
 
     def module_of(self, numbers: Collection[int], otherwise: str) -> str:
-        """The module of the last of the nodes that have one."""
+        """The module of the last of these nodes that has one; ``otherwise`` if none has."""
         known = [scope for number in sorted(numbers) if (scope := self.scopes[number][1]) is not None]
         return known[-1] if known else otherwise
 
     def describe(self, number: int) -> str:
-        """A node's name and type, for people."""
+        """The name and type of a node, for messages."""
         node = self.nodes[number]
         return f"{node.name or node.output[0]} ({node.op_type})"
 
     def _calls(self) -> Iterator[Call]:
-        """A module that both halves of a composed graph have is called once in each."""
+        """The calls of modules. A module that is in both halves of a composed graph is called once in each."""
         own: dict[tuple[str, str], list[int]] = {}
         inside: dict[tuple[str, str], set[int]] = {}
         for number, (half, module) in enumerate(self.scopes):
@@ -102,7 +102,7 @@ class FileScopes:
 
 
 def shared_parent(modules: Collection[str]) -> str:
-    """The innermost module that all of these are in; "" for the model."""
+    """The name of the innermost module that contains all of these; "" is the model."""
     paths = [module.split(".")[:-1] for module in modules]
     shared = []
     for parts in zip(*paths, strict=False):
@@ -118,5 +118,5 @@ def _scope(name: str, composed: bool, modules: Collection[str]) -> Scope:
         half, rest = match[1], name[match.end() :]
     module, slash, _ = rest.rpartition("/")
     if not slash:
-        return half, "" if re.search(r"_\d+$", rest) else None  # the exporter's own name for code of the model itself
+        return half, "" if re.search(r"_\d+$", rest) else None  # the exporter names code of the model itself so
     return half, module if module in modules else None

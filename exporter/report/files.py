@@ -1,4 +1,4 @@
-"""Reports in files of their own, ``--junit`` and ``--html``: refused before the work, and moved into place whole.
+"""Report files of ``--junit`` and ``--html``: their places are checked before the work, and they are written whole.
 
 No torch here.
 """
@@ -23,15 +23,15 @@ PREFIX = ".mytx-new-"
 
 
 def check_places(files: Mapping[str, Path | None], bundles: Sequence[Path], inputs: Sequence[Path | None] = ()) -> None:
-    """Check that each of ``files`` can be written, and is no part of a bundle: a bundle must hold nothing else.
+    """Check that each of ``files`` can be written and is not inside a bundle, which must hold nothing else.
 
     Args:
-        files: by option; None where it is not given.
-        bundles: folders that are bundles, or will be.
-        inputs: files that are read; None where there is none.
+        files: paths by option name; None for an option that is not given.
+        bundles: folders that are or will be bundles.
+        inputs: files that the command reads; None for a file that is not given.
 
     Raises:
-        OptionError: naming the option, where that is not so.
+        OptionError: if a file cannot be written there; the message names its option.
     """
     taken = {_real(path): "read" for path in inputs if path is not None}
     for option, path in files.items():
@@ -52,19 +52,19 @@ def check_places(files: Mapping[str, Path | None], bundles: Sequence[Path], inpu
 
 
 def write_junit(path: Path, report: ParityReport, manifest_sha256: str) -> None:
-    """Write ``report`` as JUnit XML, with the digest of the bundle's manifest.
+    """Write ``report`` as JUnit XML, with the SHA-256 of the bundle's manifest.
 
     Raises:
-        OptionError: where the file cannot be written.
+        OptionError: if the file cannot be written.
     """
     write_whole("--junit", path, junit_xml(report, versions() | {"manifest_sha256": manifest_sha256}))
 
 
 def write_html(path: Path, report: ParityReport, bundle: Path, manifest_sha256: str) -> None:
-    """Write the page on ``report``, of a bundle that was verified again.
+    """Write ``report`` as an HTML page, for a bundle that was verified again.
 
     Raises:
-        OptionError: where the file cannot be written.
+        OptionError: if the file cannot be written.
     """
     page = parity_page(report, read_manifest(bundle), manifest_sha256=manifest_sha256, here=versions())
     write_whole("--html", path, page)
@@ -72,8 +72,9 @@ def write_html(path: Path, report: ParityReport, bundle: Path, manifest_sha256: 
 
 @contextlib.contextmanager
 def refusing(junit: Path | None, what: str) -> Iterator[None]:
-    """Where the block ends with an error, a bundle that was changed say, ``what`` is a test that fails: an older file
-    of a run that passed must not be what CI shows.
+    """If the block raises, write JUnit XML in which ``what`` is a failing test, and raise again.
+
+    Without this, CI would show the file of an older run that passed.
     """
     try:
         yield
@@ -82,16 +83,16 @@ def refusing(junit: Path | None, what: str) -> Iterator[None]:
             words = "interrupted" if isinstance(error, KeyboardInterrupt) else ": ".join(str(error).splitlines())
             finding = Finding("runtime", words or type(error).__name__)
             refused = GraphReport(what, "", "refused", 0, 0, 0.0, 0.0, "", False, (finding,))
-            with contextlib.suppress(OptionError):  # the error itself says more
+            with contextlib.suppress(OptionError):  # the error of the block is the one to report
                 write_whole("--junit", junit, junit_xml(ParityReport((refused,)), versions()))
         raise
 
 
 def write_whole(option: str, path: Path, content: bytes) -> None:
-    """Write a file beside its place and move it there, so that an older one stays whole until then.
+    """Write a temporary file beside ``path`` and rename it, so that an older file stays whole until then.
 
     Raises:
-        OptionError: where that fails.
+        OptionError: if the file cannot be written; the message names ``option``.
     """
     place = _real(path)
     try:
@@ -138,7 +139,7 @@ def _write(place: Path, content: bytes) -> None:
 
 
 def _umask() -> int:
-    """What new files may not be; mkstemp gives them to their owner alone, and CI reads them as somebody else."""
+    """The process's umask. mkstemp makes a file for its owner only, but in CI another user reads it."""
     umask = os.umask(0o022)
     os.umask(umask)
     return umask

@@ -1,4 +1,4 @@
-"""A report as JUnit XML, which CI systems show: a test for each group of cases of each file in each runtime.
+"""A report as JUnit XML for CI systems: one test for each file, runtime and group of cases.
 
 No torch here.
 """
@@ -13,20 +13,20 @@ from xml.etree import ElementTree
 from ..formats.table import label
 from ..parity.report import Finding, GraphReport, ParityReport, by_file
 
-# What XML 1.0 cannot hold, not even escaped: control characters, halves of surrogate pairs, two that are no characters.
+# Characters that XML 1.0 cannot hold, not even escaped: control characters, lone surrogates, U+FFFE and U+FFFF.
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_NAMES = {"runtime": "loading and running"}  # of checks, where a reader would look for something else
-SHOWN = 2000  # characters of a message in an attribute; all of it is in the text
+_NAMES = {"runtime": "loading and running"}  # clearer names of checks
+SHOWN = 2000  # characters of a message in the attribute; the element's text has all of it
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What becomes a test case.
+    """One test case.
 
     Attributes:
-        name: within its file.
-        findings: what failed; none where it passed.
-        seconds: how long it took, where that is known.
+        name: name of the test, unique in its file.
+        findings: what failed; empty if it passed.
+        seconds: duration; 0 if it is not known.
     """
 
     name: str
@@ -35,13 +35,13 @@ class Checked:
 
 
 def junit_xml(report: ParityReport, properties: Mapping[str, str]) -> bytes:
-    """``report`` as a file that Jenkins, GitLab and GitHub's actions read.
+    """Render ``report`` as XML that Jenkins, GitLab and GitHub Actions read.
 
-    Something fails in it if, and only if, the report has not passed. "Not judged" is a failure too: it proves nothing.
+    A test fails if and only if the report has not passed. "Not judged" is a failure, too: it proves nothing.
 
     Args:
-        report: what was found.
-        properties: versions and hashes, for every suite.
+        report: what verification found.
+        properties: versions and hashes, written to every suite.
     """
     root = ElementTree.Element("testsuites", name="parity")
     suites = [
@@ -59,7 +59,7 @@ def junit_xml(report: ParityReport, properties: Mapping[str, str]) -> bytes:
 
 
 def _tests_of(rows: Sequence[GraphReport]) -> list[Checked]:
-    """The tests of one file: its weights, and of each way to run it the groups of the plan and the other checks."""
+    """The tests of one file: its weights, then for each run the groups of cases and the other checks."""
     weights = [finding for row in rows for finding in row.findings if finding.check == "weights"]
     tests = []
     if weights or any("weights" in row.checked for row in rows):
@@ -70,7 +70,7 @@ def _tests_of(rows: Sequence[GraphReport]) -> list[Checked]:
 
 
 def _tests_of_run(row: GraphReport) -> list[Checked]:
-    """Each finding goes to the group of its case; what is of no case, to the test of its check."""
+    """The tests of one run. A finding fails the group of its case; without a case, it fails the test of its check."""
     group_of = {case.name: case.group for case in row.details}
     groups: dict[str, list[Finding]] = {group: [] for group in group_of.values()}
     checks: dict[str, list[Finding]] = {check: [] for check in row.checked if check != "weights"}
@@ -87,7 +87,7 @@ def _tests_of_run(row: GraphReport) -> list[Checked]:
             )
     if not row.passed and not row.findings and not any(groups.values()):
         checks["parity"] = [Finding("parity", "it has not passed")]
-    # The time is known of all that a runtime did, and stands once.
+    # The time of the whole run is known, and is written to one test only.
     timed = "runtime" if "runtime" in checks else next(iter(checks), "")
     found = [(check, _NAMES.get(check, check), findings) for check, findings in checks.items()]
     found += [("", group, findings) for group, findings in groups.items()]
@@ -108,7 +108,7 @@ def _add_suite(
     for test in tests:
         case = ElementTree.SubElement(suite, "testcase", classname=_legal(name), name=_legal(test.name))
         case.set("time", f"{test.seconds:.3f}")
-        if test.findings:  # one element: some readers of the format allow no second
+        if test.findings:  # one element only: some readers allow no second one
             first = test.findings[0]
             more = f" (and {len(test.findings) - 1} more)" if len(test.findings) > 1 else ""
             message = _legal(first.message)[:SHOWN] + more
@@ -125,5 +125,5 @@ def _count(element: ElementTree.Element, tests: Iterable[Checked], seconds: floa
 
 
 def _legal(text: str) -> str:
-    """``text`` with what XML cannot hold written out."""
+    """``text`` with escape sequences for the characters that XML cannot hold."""
     return _ILLEGAL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

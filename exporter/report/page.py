@@ -1,4 +1,4 @@
-"""``parity.html``: what was proven, as one page that needs nothing else. No torch here; jinja2 only when it is used."""
+"""``parity.html``: the report as one page without scripts or other files. No torch here; jinja2 is loaded on use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 from ..bundle.manifest import Manifest
 from ..formats.table import FORMATS, label
 from ..parity.compare import EXACT, FACTOR, FAIL, NOT_JUDGED, PASS
-from ..parity.report import NO_RESULT, Finding, GraphReport, ParityReport, by_file, rank, shown_ratio
+from ..parity.report import NO_RESULT, Finding, GraphReport, ParityReport, by_file, rank
 from ..parity.spread import add_spreads
-from .plots import Histogram, Plot, RunCase, histogram_of, plots_of, shown
+from .plots import Histogram, Plot, RunCase, histogram_of, plots_of
+from .summary import FAILED, PASSED, error_of, percent, share_of, shown, shown_worst, verdict_of
 
 PAGE = "parity.html"
 TEMPLATES = Path(__file__).parent / "templates"
-LEAST_SHOWN = 3  # of what is wrong with a file, without unfolding; and something of each check
-MOST_FAILURES = 60  # of a file that are listed; all are in parity.json
+LEAST_SHOWN = 3  # failures of a file that are shown unfolded; at least one for each check
+MOST_FAILURES = 60  # listed failures of a file; parity.json has all
 NAMES = {
     "place": "Where it begins",
     "weights": "Weights",
@@ -32,7 +33,14 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Failure:
-    """One thing that is wrong: what kind, in which case and output, in which ways to run the file, and the words."""
+    """One failure.
+
+    Attributes:
+        check: name of the check that found it.
+        case, output: name of the case and of the output; empty if it concerns no single one.
+        message: what is wrong, in one line.
+        runtimes: the runs of the file that show it.
+    """
 
     check: str
     case: str
@@ -43,18 +51,21 @@ class Failure:
 
 @dataclass(frozen=True)
 class FilePart:
-    """What the page says of one file.
+    """What the page says about one file.
 
     Attributes:
-        anchor, name, sha256: of the file.
-        is_file: whether it is one, and not the model itself in PyTorch.
+        anchor, name, sha256: id of the section on the page, name and hash of the file.
+        is_file: False for the model itself in PyTorch.
         verdict: ``passed``, ``not judged`` or ``failed``.
-        ways, runs, compared: in how many ways it was run, how many cases in all, how many numbers were compared.
-        error, ratio, exact: the largest error and ratio in float32, and the largest ratio in float64.
-        failures, prominent, more: what is wrong, how much of it is always shown, and how much is not listed.
-        cases: the plan, each case in the worst of the ways in float32.
-        plots, histogram: of the same.
-        rows: each way.
+        ways, runs, compared: number of runtimes and settings, of runs of a case in all of them, of compared numbers.
+        error: the largest absolute error in float32.
+        share: the largest error as a share of the allowed error; 1 is the limit.
+        failures: what is wrong, the most telling first.
+        prominent: how many failures are shown unfolded.
+        more: how many failures are not listed.
+        cases: each case of the plan in its worst float32 run.
+        plots, histogram: plots of the same runs.
+        rows: all runs.
         notes: what was not compared.
     """
 
@@ -66,9 +77,8 @@ class FilePart:
     ways: int
     runs: int
     compared: int
-    error: float | None
-    ratio: float | None
-    exact: float | None
+    error: float
+    share: float
     failures: tuple[Failure, ...]
     prominent: int
     more: int
@@ -82,13 +92,13 @@ class FilePart:
 def parity_page(
     report: ParityReport | None, manifest: Manifest, *, manifest_sha256: str = "", here: dict[str, str] | None = None
 ) -> bytes:
-    """The page on ``report``.
+    """Render ``report`` as HTML.
 
     Args:
-        report: what was found; None where parity was not checked.
-        manifest: of the bundle; with the files that there are so far, where the page is to be one of them.
-        manifest_sha256: of a bundle that was verified again.
-        here: likewise, the versions of what verified it.
+        report: what verification found; None if nothing was verified.
+        manifest: the bundle's manifest. During an export it lists the files written so far.
+        manifest_sha256: digest of the manifest, for a bundle that was verified again.
+        here: versions of the tools that verified it again.
     """
     import jinja2
 
@@ -99,15 +109,15 @@ def parity_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": shown, "ratio": _ratio, "grouped": _grouped}
+    environment.filters |= {"number": shown, "ratio": shown_worst, "percent": percent, "grouped": _grouped}
     digests = {entry.path: entry.sha256 for entry in manifest.files}
     parts = [_part(*file, rows, digests) for file, rows in by_file(report.graphs if report else ()).items()]
     text = environment.get_template(PAGE).render(
         parts=parts,
         verdict=_verdict(report),
         failed=[part for part in parts if part.failures],
-        worst=_largest([part.ratio for part in parts if part.is_file]),
-        worst_exact=_largest([part.exact for part in parts if part.is_file]),
+        error=max((part.error for part in parts if part.is_file), default=None),
+        share=max((part.share for part in parts if part.is_file), default=0.0),
         kind=manifest.model.get("kind", "?"),
         parameters="?" if manifest.parameters is None else manifest.parameters,
         weights_sha256=manifest.weights_sha256 or "?",
@@ -127,14 +137,12 @@ def parity_page(
 def _verdict(report: ParityReport | None) -> str:
     if report is None:
         return "not verified"
-    return "passed" if report.passed else "not proven" if report.doubted else "failed"
+    return PASSED if report.passed else "not proven" if report.doubted else FAILED
 
 
 def _part(graph: str, format_name: str, rows: Sequence[GraphReport], digests: dict[str, str]) -> FilePart:
     name = label(graph, format_name)
     single = [row for row in rows if row.allowed == FACTOR]
-    double = [row for row in rows if row.allowed != FACTOR]
-    passed, doubted = all(row.passed for row in rows), all(row.passed or row.doubted for row in rows)
     failures = _failures(rows)
     cases = _worst_cases(single or rows)
     is_file = format_name in FORMATS
@@ -144,13 +152,12 @@ def _part(graph: str, format_name: str, rows: Sequence[GraphReport], digests: di
         name=name,
         sha256=digests.get(name, ""),
         is_file=is_file,
-        verdict="passed" if passed else "not judged" if doubted else "failed",
+        verdict=verdict_of(rows),
         ways=len(rows),
         runs=sum(row.cases for row in rows),
         compared=sum(row.compared for row in rows),
-        error=_largest([row.max_abs_error for row in single]),
-        ratio=_largest([row.worst_ratio for row in single]),
-        exact=_largest([row.worst_ratio for row in double]),
+        error=error_of(rows),
+        share=share_of(rows),
         failures=tuple(failures[:MOST_FAILURES]),
         prominent=max(LEAST_SHOWN, len({failure.check for failure in failures})),
         more=len(failures[MOST_FAILURES:]),
@@ -163,14 +170,14 @@ def _part(graph: str, format_name: str, rows: Sequence[GraphReport], digests: di
 
 
 def _failures(rows: Sequence[GraphReport]) -> list[Failure]:
-    """Each thing that is wrong once, with the ways in which it shows. First the worst of each check, then the rest."""
+    """Each failure once, with the runs that show it. First the worst failure of each check, then the rest."""
     runtimes: dict[tuple[str, str, str], list[str]] = {}
     worst: dict[tuple[str, str, str], tuple[float, Failure]] = {}
     for row in rows:
         details = {case.name: case for case in row.details}
         findings = row.findings if row.findings or row.passed else (Finding("runtime", "it has not passed"),)
         for finding in findings:
-            # The numbers of a case differ from runtime to runtime; it is the same output of the same case.
+            # The position and the numbers may differ between runs; same case and output count as one failure.
             key = (finding.check, finding.case, finding.message.partition(" at [")[0])
             runtimes.setdefault(key, []).append(row.runtime)
             case = details.get(finding.case)
@@ -186,7 +193,7 @@ def _failures(rows: Sequence[GraphReport]) -> list[Failure]:
 
 
 def _worst_cases(rows: Sequence[GraphReport]) -> list[RunCase]:
-    """Each case in the way in which it did worst: a verdict before a number."""
+    """Each case in its worst run. The verdict counts first, then the ratio."""
     order = (PASS, NOT_JUDGED, NO_RESULT, FAIL)
     worst: dict[str, RunCase] = {}
     for row in rows:
@@ -200,19 +207,6 @@ def _worst_cases(rows: Sequence[GraphReport]) -> list[RunCase]:
 
 def _sum(rows: Sequence[GraphReport], name: str) -> tuple[int, ...]:
     return add_spreads([getattr(row, name) for row in rows if getattr(row, name)])
-
-
-def _largest(numbers: Sequence[Any]) -> float | None:
-    """None where there is no number; infinity where one of them is none."""
-    return max((number for number in numbers if number is not None), default=None)
-
-
-def _ratio(number: float | None) -> str:
-    if number is None:
-        return "-"
-    if not math.isfinite(number):
-        return "no number"
-    return shown_ratio(number)
 
 
 def _grouped(number: Any) -> str:

@@ -1,4 +1,4 @@
-"""The geometry of the plots in ``parity.html``: marks, bars, ticks; the template draws them. No torch here."""
+"""The geometry of the plots in ``parity.html``: marks, bars and ticks. The template draws them. No torch here."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from itertools import groupby
 from ..parity.compare import FACTOR
 from ..parity.report import CaseReport
 from ..parity.spread import HIGHEST, LOWEST
+from .summary import shown
 
-WIDTH, HEIGHT = 560, 250  # of a plot, in its own units
-LEFT, RIGHT, TOP, BOTTOM = 44, 8, 14, 36  # what is left for labels
-LEAST_COLUMNS = 2.4  # width of a group of cases: room for its label
-DECADES = 12  # shown at most
-NO_LENGTHS = ("batch", "beams", "hypotheses")  # axes that are no length of a sequence
+WIDTH, HEIGHT = 560, 250  # size of a plot, in SVG units
+LEFT, RIGHT, TOP, BOTTOM = 44, 8, 14, 36  # margins for labels, in SVG units
+LEAST_COLUMNS = 2.4  # smallest width of a group of cases, in columns: room for its label
+DECADES = 12  # most decades of an axis
+NO_LENGTHS = ("batch", "beams", "hypotheses")  # axes that are not lengths of a sequence
 
 
 @dataclass(frozen=True)
 class RunCase:
-    """How a case went in the worst of the ways that a file was run: the case, and the way."""
+    """A case in the worst run of a file, and the name of that run."""
 
     case: CaseReport
     runtime: str
@@ -28,7 +29,7 @@ class RunCase:
 
 @dataclass(frozen=True)
 class Mark:
-    """One case: where it is drawn, whether it passed, and what a reader who points at it is told."""
+    """The mark of one case: its position, whether it passed, and the words of its tooltip."""
 
     x: float
     y: float
@@ -38,7 +39,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Tick:
-    """A label on an axis, and where it stands; ``end`` is where its part of the axis ends."""
+    """A label on an axis and its position; ``end`` is the end of the part of the axis that it names."""
 
     at: float
     text: str
@@ -47,13 +48,14 @@ class Tick:
 
 @dataclass(frozen=True)
 class Plot:
-    """Errors of all cases, on a logarithmic scale.
+    """The errors of all cases, on a logarithmic scale.
 
     Attributes:
-        title, axis: what is shown, and against what.
+        title: heading of the plot.
+        axis: title of the horizontal axis.
         marks: the file's error in each case.
-        own, allowed: PyTorch's own error and what is allowed in the same cases, as paths.
-        rows, columns: the ticks of both axes.
+        own, allowed: PyTorch's own error and the allowed error in the same cases, as SVG paths.
+        rows, columns: ticks of the vertical and of the horizontal axis.
     """
 
     title: str
@@ -67,7 +69,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of the histogram, and what a reader who points at it is told."""
+    """A bar of the histogram, with the words of its tooltip."""
 
     x: float
     y: float
@@ -78,12 +80,12 @@ class Bar:
 
 @dataclass(frozen=True)
 class Histogram:
-    """The sizes of all errors, in units of what the factor 1 allows.
+    """The sizes of all errors, as ratios.
 
     Attributes:
-        bars, own: the file's, and PyTorch's own.
-        limit: where the limit stands.
-        rows, columns: the ticks of both axes.
+        bars, own: bars of the file's errors, and of PyTorch's own.
+        limit: horizontal position of the limit.
+        rows, columns: ticks of the vertical and of the horizontal axis.
     """
 
     bars: tuple[Bar, ...]
@@ -94,17 +96,17 @@ class Histogram:
 
 
 def length_of(case: CaseReport) -> int:
-    """The longest sequence in a case."""
+    """The length of the longest sequence in a case."""
     return max((size for axis, size in case.sizes.items() if axis not in NO_LENGTHS), default=0)
 
 
 def batch_of(case: CaseReport) -> int:
-    """How many sentences a case has."""
+    """The number of sentences in a case."""
     return case.sizes.get("batch", 1)
 
 
 def plots_of(cases: Sequence[RunCase]) -> list[Plot]:
-    """The errors of ``cases`` against the length of the sequence and against the batch."""
+    """Two plots of the errors of ``cases``: against the sequence length and against the batch size."""
     names = [axis for axis in dict.fromkeys(axis for run in cases for axis in run.case.sizes) if axis not in NO_LENGTHS]
     lengths = f"length: the longest of {', '.join(names)}" if len(names) > 1 else f"length of the {''.join(names)}"
     return [
@@ -114,7 +116,7 @@ def plots_of(cases: Sequence[RunCase]) -> list[Plot]:
 
 
 def _plot(cases: Sequence[RunCase], title: str, axis: str, key: Callable[[CaseReport], int]) -> Plot:
-    """A column for each case, so that none hides another; cases of the same size stand together."""
+    """One column for each case, so that no mark hides another. Cases of the same size stand together."""
     ordered = sorted(cases, key=lambda run: (key(run.case), run.case.name))
     groups = [(size, list(found)) for size, found in groupby(ordered, key=lambda run: key(run.case))]
     scale = _scale([number for run in cases for number in (run.case.max_abs_error, run.case.noise, run.case.allowed)])
@@ -146,18 +148,9 @@ def _words(run: RunCase) -> str:
     return f"{verdict}case {case.name}: {case.words}\n{numbers}; {run.runtime}"
 
 
-def shown(number: float | None) -> str:
-    """A number as it is printed; words for those that are none."""
-    if number is None:
-        return "-"
-    if not math.isfinite(number):
-        return "no number"
-    return f"{number:.1e}" if 0 < number < 1e-3 else f"{number:.2g}"
-
-
 @dataclass(frozen=True)
 class _Scale:
-    """A logarithmic axis from ``10**low`` to ``10**high``; below it stands 0, if any is, above it what is no number."""
+    """A logarithmic axis from ``10**low`` to ``10**high``, with places for 0 below it and for infinity above it."""
 
     low: int
     high: int
@@ -189,7 +182,7 @@ def _scale(numbers: Sequence[float | None]) -> _Scale:
 
 
 def histogram_of(spread: Sequence[int], own: Sequence[int]) -> Histogram | None:
-    """The sizes of a file's errors beside those of PyTorch's own; None where nothing was counted."""
+    """The sizes of a file's errors beside PyTorch's own; None if nothing was counted."""
     if not sum(spread):
         return None
     slot = (WIDTH - LEFT - RIGHT) / (HIGHEST - LOWEST + 1)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import Result
 
 from bundles import copy_of_bundle, tiny_bundle
+from cli_support import Result
 from mytx.exporter import BundleError, open_bundle
 from mytx.exporter.bundle.manifest import MANIFEST
 from mytx.exporter.parity.report import ParityReport

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -25,22 +27,47 @@ def test_a_saved_folder_becomes_all_graphs_and_nothing_is_said_but_the_table(fol
     assert result.code == 0
     assert result.err == ""
     lines = result.out.splitlines()
-    assert lines[0].split() == ["file", "ways", "cases", "max", "error", "worst", "ratio", "in", "float64"]
-    rows = {line.split()[0].strip(","): line.split() for line in lines if line.rstrip().endswith("passed")}
-    eager = {"encoder": 1, "decoder": 1, "full": 3, "step": 1, "prefill": 1}
-    in_onnx = {f"{graph}.onnx": 9 if graph == "full" else 7 for graph in contract.GRAPHS}
-    ways = {name: next(int(word) for word in row if word.isdigit()) for name, row in rows.items()}
-    assert ways == eager | in_onnx
-    order = [name for graph in contract.GRAPHS for name in (graph, f"{graph}.onnx") if name in ways]
-    assert list(rows) == order  # first in PyTorch itself
-    assert lines[-1].startswith("Passed. bundle  (")
+    report = json.loads((tmp_path / "bundle" / "parity.json").read_text())
+    assert report["passed"] is True
+    files = [f"{graph}.onnx" for graph in contract.GRAPHS]
+    runs = {name: [row for row in report["graphs"] if f"{row['graph']}.{row['format']}" == name] for name in files}
+    runs["PyTorch model"] = [row for row in report["graphs"] if row["format"] == "eager"]
+    assert {name: len(found) for name, found in runs.items()} == {
+        **dict.fromkeys(files, 7),
+        "full.onnx": 9,
+        "PyTorch model": 7,
+    }
+    in_files = [row for name in files for row in runs[name]]
+    assert lines[0].startswith(
+        f"Passed: 7 files agree with PyTorch in {sum(row['cases'] for row in in_files):,} comparisons; "
+        f"largest error {max(row['max_abs_error'] for row in in_files):.1e}, at most "
+    )
+    assert lines[0].endswith(f"{share(in_files)} of what is allowed.")
+    table = lines[2 : 3 + len(runs)]
+    assert lines[1] == lines[3 + len(runs)] == ""
+    assert re.split(" {2,}", table[0]) == ["file", "result", "comparisons", "largest error", "of what is allowed"]
+    assert [re.split(" {2,}", line) for line in table[1:]] == [
+        [
+            name,
+            "passed",
+            f"{sum(row['cases'] for row in found):,}",
+            f"{max(row['max_abs_error'] for row in found):.1e}",
+            share(found),
+        ]
+        for name, found in runs.items()
+    ]
+    assert re.fullmatch(r"Written to bundle in \d+ s", lines[-1])
     assert "\x1b" not in result.out
     notes = [line for line in lines if ", not compared: " in line]  # of ties, for people and for grep in one line
-    assert max(len(line) for line in lines if line not in notes) <= 80
+    assert max(len(line) for line in lines[1:] if line not in notes) <= 80
     assert names(tmp_path) == ["bundle"]
-    assert set(in_onnx) < set(names(tmp_path / "bundle"))
+    assert set(files) < set(names(tmp_path / "bundle"))
     assert {"config.json", "parity.json", "manifest.json"} < set(names(tmp_path / "bundle"))
-    assert json.loads((tmp_path / "bundle" / "parity.json").read_text())["passed"] is True
+
+
+def share(rows: list[dict[str, Any]]) -> str:
+    """How much of what is allowed the worst run needs, as the command prints it."""
+    return f"{max(row['worst_ratio'] / row['allowed'] for row in rows):.0%}".replace("%", " %")
 
 
 def test_a_pt_file_and_with_v_the_libraries_may_talk_but_not_into_the_json(bare: Path, tmp_path: Path) -> None:
@@ -49,10 +76,12 @@ def test_a_pt_file_and_with_v_the_libraries_may_talk_but_not_into_the_json(bare:
     )
     assert result.code == 0
     assert result.json()["passed"] is True
-    table = result.err.index("ways")
-    assert "torch" in result.err[:table], "PyTorch has nothing to say any more, so nothing was tested"
-    assert "encoder" in result.err[table:]
-    assert "Passed." in result.err[table:]
+    verdict = result.err.index("Passed: 1 file agrees with PyTorch in ")
+    assert "torch" in result.err[:verdict], "PyTorch has nothing to say any more, so nothing was tested"
+    assert "encoder.onnx" in result.err[verdict:]
+    runs = [line for line in result.err[verdict:].splitlines() if line.startswith("  onnx")]
+    assert len(runs) == 7  # -v shows them all
+    assert [line.split()[-1] for line in runs] == ["4"] * 6 + ["0.1"]
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------
@@ -84,7 +113,8 @@ def test_json_is_one_strict_object_on_stdout_and_all_else_is_on_stderr(folder: P
         assert row["allowed"] == (0.1 if exact else 4)
         assert 0 < row["worst_ratio"] <= row["allowed"]
         assert row["passed"] is True
-    assert "Passed." in result.err
+    assert "Passed: 3 files agree with PyTorch" in result.err
+    assert "1 thread" not in result.err  # each run is for -v
 
 
 @pytest.mark.usefixtures("quick")
@@ -129,7 +159,7 @@ def test_odd_names_are_printed_as_they_are(
     for name in ("[bold]x[red]", "two  spaces", "модель"):
         result = run("onnx", folder, "-o", name, "--component", "encoder")
         assert result.code == 0
-        assert f"Passed. {name}  (" in result.out
+        assert f"\nWritten to {name} in " in result.out
         assert name in names(tmp_path)
 
 
@@ -162,7 +192,8 @@ def test_without_verification_nothing_has_passed(folder: Path, run: Run, tmp_pat
     assert result.code == 0
     assert result.json()["passed"] is None
     assert result.json()["graphs"] == []
-    assert "Not verified." in result.err
+    assert result.err.startswith("Not verified: the files were not compared with PyTorch (--no-verify).\n")
+    assert f"\nWritten to {tmp_path / 'bundle'} in " in result.err
     assert json.loads((tmp_path / "bundle" / "parity.json").read_text())["passed"] is None
 
 

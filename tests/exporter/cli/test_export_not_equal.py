@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,11 +60,15 @@ def test_a_bundle_that_is_not_equal_goes_to_failed_and_the_exit_code_is_1(
     (halves,) = [row["passed"] for row in parity["graphs"] if row["runtime"] == HALVES]
     assert halves is (fault is move_a_weight)  # there the decoder is the faulty file, whose outputs are all the same
     lines = result.out.splitlines()
-    shown = [line.split()[0] for line in lines if line.rstrip().endswith("FAILED")]
+    results = {line.split()[0]: line.split()[1] for line in lines[3 : 3 + len(GRAPHS)]}
+    shown = [name for name, verdict in results.items() if verdict == "FAILED"]
     assert shown == ["decoder.onnx", *([] if fault is move_a_weight else ["full.onnx"])]
-    assert sum(line.rstrip().endswith("passed") for line in lines) == 2 * len(GRAPHS) - len(shown)
-    (verdict,) = [line for line in lines if line.startswith("Parity failed. The files are in ")]
-    assert "bundle.failed" in verdict
+    assert results == {f"{graph}.onnx": "passed" for graph in GRAPHS} | dict.fromkeys(shown, "FAILED")
+    assert lines[3 + len(GRAPHS)].split()[:3] == ["PyTorch", "model", "passed"]
+    differ = "files differs from PyTorch" if len(shown) == 1 else "files differ from PyTorch"
+    assert lines[0] == f"FAILED: {len(shown)} of {len(GRAPHS)} {differ}: {', '.join(shown)}."
+    (written,) = [line for line in lines if line.startswith("Written to ")]
+    assert re.search(r"bundle\.failed in \d+ s; do not deploy it$", written)
     offered = [line for line in lines if "mytx-export locate" in line]
     assert offered == ([] if fault is move_a_weight else lines[-1:])  # a weight that differs needs no search
 
@@ -96,7 +101,7 @@ def test_the_json_of_a_failure_says_what_was_found(folder: Path, run: Run, tmp_p
         assert row["passed"] is ((row["graph"], row["format"]) != ("full", "onnx"))
         assert [finding["check"] for finding in row["findings"]] == ([] if row["passed"] else ["weights"])
     assert "my_transformer.decoder.layers.0.linear1.bias" in values["graphs"][-1]["findings"][0]["message"]
-    assert "Parity failed." in result.err
+    assert result.err.startswith("FAILED: 1 of 3 files differs from PyTorch: full.onnx.\n")
 
 
 @pytest.mark.usefixtures("quick")

@@ -34,7 +34,7 @@ def test_verify_says_what_failed_when_it_was_made(failed: Path, run: Run, tmp_pa
     result = run("verify", failed, "--junit", tmp_path / "parity.xml", "--html", tmp_path / "parity.html")
     assert result.code == 1
     assert "reference training:build, when it was made" in result.out
-    assert "Parity failed." in result.out
+    assert "FAILED: the PyTorch model differs from the reference training:build.\n" in result.out
     suites = ElementTree.parse(tmp_path / "parity.xml").getroot()
     assert int(suites.attrib["failures"]) == 1
     assert "do not deploy this" in (tmp_path / "parity.html").read_text()
