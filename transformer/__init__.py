@@ -1,6 +1,6 @@
-"""The encoder-decoder Transformer alone: attention, encoder, decoder, masks, configuration.
+"""The encoder-decoder Transformer itself: attention, encoder, decoder, masks, configuration. Knows nothing of export.
 
-Legend of dimension letters, used in every docstring of this package:
+Dimension letters in all docstrings of this package:
 ``T`` target (query) length, ``S`` source (key) length, ``N`` batch, ``H`` heads, ``E`` model width, ``D`` = E / H.
 Tensors are sequence first: ``src [S, N, E]``, ``tgt [T, N, E]``.
 """

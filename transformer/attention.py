@@ -31,7 +31,7 @@ def check_shapes(
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
 ) -> None:
-    """Raise ``ValueError`` with both values where a size does not fit. Tensors as in :func:`attend`."""
+    """Raise ``ValueError`` with both values if a size does not fit. The tensors are those of :func:`attend`."""
     if query.dim() != 3 or key.dim() != 3 or value.dim() != 3:
         raise ValueError(f"query, key and value must have 3 dimensions, got {query.dim()}, {key.dim()}, {value.dim()}")
     if key.size(0) != value.size(0):
@@ -66,7 +66,7 @@ def attend(
     key_padding_mask: Optional[Tensor],
     need_weights: bool,
 ) -> Tuple[Tensor, Optional[Tensor]]:
-    """Attention over projected tensors: the one core behind every class and function of this package.
+    """Attention over projected tensors. All attention in this package is computed here.
 
     Args:
         query: ``[T, N, E]``, projected.
@@ -76,14 +76,14 @@ def attend(
         dropout_p: probability of dropping an attention weight; 0 outside training.
         attn_mask: ``[T, S]`` or ``[N*H, T, S]``, bool (True = may not attend) or float (added).
         key_padding_mask: ``[N, S]``, bool (True = padding) or float (added).
-        need_weights: return the weights too, by the explicit softmax; False takes the fused kernel.
+        need_weights: True computes an explicit softmax and returns the weights too; False uses the fused kernel.
 
     Returns:
-        ``[T, N, E]``, not yet projected, and the weights averaged over the heads ``[N, T, S]`` or None.
-        A row that may attend nowhere is 0 in both.
+        The output ``[T, N, E]``, before the output projection, and the weights averaged over the heads ``[N, T, S]`` or
+        None. Both are 0 in a row that may attend nowhere.
 
     Raises:
-        ValueError: where a size does not fit.
+        ValueError: if a size does not fit.
     """
     check_shapes(query, key, value, num_heads, attn_mask, key_padding_mask)
     q, k, v = split_heads(query, num_heads), split_heads(key, num_heads), split_heads(value, num_heads)
@@ -115,11 +115,11 @@ class MyMultiheadAttention(nn.Module):
     Args:
         embed_dim: E.
         num_heads: H; divides E.
-        dropout: of the attention weights, in training.
-        bias: whether the four projections have one.
+        dropout: probability of dropping an attention weight in training.
+        bias: whether the four projections have a bias.
 
     Raises:
-        ValueError: where H does not divide E.
+        ValueError: if H does not divide E.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True) -> None:
@@ -148,11 +148,11 @@ class MyMultiheadAttention(nn.Module):
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Attend from ``query [T, N, E]`` to ``key`` and ``value [S, N, E]``.
 
-        Masks as in :func:`attend`. Returns the output ``[T, N, E]`` and the weights averaged over the heads
-        ``[N, T, S]``; None instead of the weights with ``need_weights=False``, which is faster.
+        The masks are those of :func:`attend`. Returns the output ``[T, N, E]`` and the weights averaged over the heads
+        ``[N, T, S]``. With ``need_weights=False`` the weights are None, which is faster.
 
         Raises:
-            ValueError: where a size does not fit.
+            ValueError: if a size does not fit.
         """
         for x in (query, key, value):
             if x.size(-1) != self.embed_dim:
@@ -184,13 +184,14 @@ def multi_head_attention_forward(
     v_proj: Optional[nn.Module] = None,
     attn_mask: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Tensor]:
-    """The seed's functional form, with its argument order. Eager only: TorchScript cannot take modules as arguments.
+    """Attention as a function, with the argument order of the original code. Eager mode only: TorchScript functions
+    cannot take modules as arguments.
 
-    Shapes and masks as in :class:`MyMultiheadAttention`. Returns the output ``[T, N, E]`` and the weights averaged
-    over the heads ``[N, T, S]``.
+    Shapes and masks are those of :class:`MyMultiheadAttention`. Returns the output ``[T, N, E]`` and the weights
+    averaged over the heads ``[N, T, S]``.
 
     Raises:
-        ValueError: where a projection is missing or a size does not fit.
+        ValueError: if a projection is missing or a size does not fit.
     """
     if q_proj is None or k_proj is None or v_proj is None:
         raise ValueError("q_proj, k_proj and v_proj are all needed")
@@ -209,7 +210,7 @@ def multi_head_attention_forward(
 
 
 def reset_parameters(module: nn.Module) -> None:
-    """Xavier-uniform values for every parameter with more than one dimension (Glorot & Bengio, 2010)."""
+    """Fill every parameter of two or more dimensions with Xavier-uniform values (Glorot & Bengio, 2010)."""
     for parameter in module.parameters():
         if parameter.dim() > 1:
             nn.init.xavier_uniform_(parameter)

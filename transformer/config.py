@@ -1,4 +1,4 @@
-"""What a Transformer is built from: one frozen, validated value."""
+"""The architecture of a Transformer: one frozen, validated dataclass."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "si
 
 
 def build_activation(name: str) -> nn.Module:
-    """The activation module for ``name``, one of :data:`ACTIVATIONS` (``gelu`` is the exact, erf form).
+    """The activation module for ``name``, one of :data:`ACTIVATIONS` (``gelu`` is the exact form with erf).
 
     Raises:
-        ValueError: for any other name.
+        ValueError: if there is no activation of this name.
     """
     if name not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
@@ -22,7 +22,7 @@ def build_activation(name: str) -> nn.Module:
 
 
 def check_heads(d_model: int, nhead: int) -> None:
-    """Raise ``ValueError`` unless ``nhead`` heads of equal width fit into ``d_model``."""
+    """Raise ``ValueError`` unless ``d_model`` is a positive multiple of ``nhead``."""
     if nhead < 1 or d_model < 1 or d_model % nhead != 0:
         raise ValueError(f"d_model ({d_model}) must be a positive multiple of the number of heads ({nhead})")
 
@@ -35,8 +35,8 @@ class TransformerConfig:
     that ``torch.nn.Transformer`` adds. ``bias=False`` removes the bias of every linear layer and norm.
 
     Raises:
-        ValueError: for sizes that are not positive, a width that the heads do not divide, a dropout outside [0, 1),
-            an unknown activation or an epsilon that is not positive.
+        ValueError: if a size is not positive, ``nhead`` does not divide ``d_model``, the dropout is outside [0, 1), the
+            activation is unknown, or the epsilon is outside (0, 1).
     """
 
     d_model: int = 512
@@ -65,5 +65,5 @@ class TransformerConfig:
         build_activation(self.activation)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values; ``TransformerConfig(**d)`` is the way back."""
+        """The fields as plain values; ``TransformerConfig(**values)`` reads them."""
         return asdict(self)

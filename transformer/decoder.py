@@ -10,7 +10,10 @@ from .encoder import clones
 
 
 class MyTransformerDecoderLayer(nn.Module):
-    """One decoder block. Arguments as in :class:`~mytx.transformer.MyTransformerEncoderLayer`."""
+    """One decoder block: self-attention, cross-attention, feed-forward, each with a residual and a norm.
+
+    The arguments are those of :class:`~mytx.transformer.MyTransformerEncoderLayer`.
+    """
 
     def __init__(
         self,
@@ -25,7 +28,7 @@ class MyTransformerDecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.norm_first = norm_first
-        # Registered in the seed's order: a random seed gives the seed's initial weights.
+        # In the order of the original code, so that the same random seed gives the same initial weights.
         self.self_attn = MyMultiheadAttention(d_model, nhead, dropout=dropout, bias=bias)
         self.multihead_attn = MyMultiheadAttention(d_model, nhead, dropout=dropout, bias=bias)
         self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias)
@@ -50,8 +53,8 @@ class MyTransformerDecoderLayer(nn.Module):
     ) -> Tensor:
         """``tgt [T, N, E]``, ``memory [S, N, E]`` -> ``[T, N, E]``.
 
-        ``tgt_mask`` is ``[T, T]`` or ``[N*H, T, T]``, ``memory_mask`` ``[T, S]`` or ``[N*H, T, S]``,
-        the padding masks ``[N, T]`` and ``[N, S]``.
+        ``tgt_mask`` is ``[T, T]`` or ``[N*H, T, T]``, ``memory_mask`` is ``[T, S]`` or ``[N*H, T, S]``,
+        the padding masks are ``[N, T]`` and ``[N, S]``.
         """
         if self.norm_first:
             tgt = tgt + self._attend(self.norm1(tgt), tgt_mask, tgt_key_padding_mask)
@@ -72,7 +75,7 @@ class MyTransformerDecoderLayer(nn.Module):
 
 
 class MyTransformerDecoder(nn.Module):
-    """``num_layers`` copies of ``decoder_layer``, then ``norm`` if there is one."""
+    """``num_layers`` copies of ``decoder_layer``, followed by ``norm`` if it is given."""
 
     def __init__(self, decoder_layer: nn.Module, num_layers: int, norm: Optional[nn.Module] = None) -> None:
         super().__init__()
@@ -89,7 +92,7 @@ class MyTransformerDecoder(nn.Module):
         tgt_key_padding_mask: Optional[Tensor] = None,
         memory_key_padding_mask: Optional[Tensor] = None,
     ) -> Tensor:
-        """``tgt [T, N, E]``, ``memory [S, N, E]`` -> ``[T, N, E]``; masks as in the layer."""
+        """``tgt [T, N, E]``, ``memory [S, N, E]`` -> ``[T, N, E]``. The masks are those of the layer."""
         output = tgt
         for layer in self.layers:
             output = layer(

@@ -21,11 +21,11 @@ class MyTransformerEncoderLayer(nn.Module):
         d_model: E.
         nhead: H; divides E.
         dim_feedforward: width of the hidden layer.
-        dropout: of the attention weights, the hidden layer and both residuals.
+        dropout: probability, for the attention weights, the hidden layer and both residual branches.
         activation: ``relu``, ``gelu`` or ``silu``.
-        norm_first: norm before each block (pre-LN) instead of after the residual (post-LN).
-        layer_norm_eps: added to the variance in the norms.
-        bias: whether linear layers and norms have one.
+        norm_first: apply the norm before each block (pre-LN) instead of after the residual (post-LN).
+        layer_norm_eps: epsilon that the norms add to the variance.
+        bias: whether linear layers and norms have a bias.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class MyTransformerEncoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.norm_first = norm_first
-        # Registered in the seed's order: a random seed gives the seed's initial weights.
+        # In the order of the original code, so that the same random seed gives the same initial weights.
         self.self_attn = MyMultiheadAttention(d_model, nhead, dropout=dropout, bias=bias)
         self.dropout1 = nn.Dropout(dropout)
         self.norm1 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias)
@@ -55,7 +55,7 @@ class MyTransformerEncoderLayer(nn.Module):
     def forward(
         self, src: Tensor, src_mask: Optional[Tensor] = None, src_key_padding_mask: Optional[Tensor] = None
     ) -> Tensor:
-        """``src [S, N, E]`` -> ``[S, N, E]``; ``src_mask`` ``[S, S]`` or ``[N*H, S, S]``, padding ``[N, S]``."""
+        """``src [S, N, E]``, ``src_mask [S, S]`` or ``[N*H, S, S]``, padding mask ``[N, S]`` -> ``[S, N, E]``."""
         if self.norm_first:
             src = src + self._attend(self.norm1(src), src_mask, src_key_padding_mask)
             return src + self._feed_forward(self.norm2(src))
@@ -70,7 +70,7 @@ class MyTransformerEncoderLayer(nn.Module):
 
 
 class MyTransformerEncoder(nn.Module):
-    """``num_layers`` copies of ``encoder_layer``, then ``norm`` if there is one."""
+    """``num_layers`` copies of ``encoder_layer``, followed by ``norm`` if it is given."""
 
     def __init__(self, encoder_layer: nn.Module, num_layers: int, norm: Optional[nn.Module] = None) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class MyTransformerEncoder(nn.Module):
     def forward(
         self, src: Tensor, mask: Optional[Tensor] = None, src_key_padding_mask: Optional[Tensor] = None
     ) -> Tensor:
-        """``src [S, N, E]`` -> memory ``[S, N, E]``; masks as in the layer."""
+        """``src [S, N, E]`` -> memory ``[S, N, E]``. The masks are those of the layer."""
         output = src
         for layer in self.layers:
             output = layer(output, src_mask=mask, src_key_padding_mask=src_key_padding_mask)

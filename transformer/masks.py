@@ -1,10 +1,11 @@
-"""Masks: what may attend to what.
+"""Masks: which query may attend to which key.
 
-Two kinds, with the polarity of ``torch.nn.Transformer``. A bool mask is True where attention is **forbidden**
-(an ``attn_mask``) or where a key is **padding** (a ``key_padding_mask``). A float mask is added to the scores.
+The polarity is that of ``torch.nn.Transformer``. A bool mask is True where attention is **forbidden**
+(``attn_mask``) or where a key is **padding** (``key_padding_mask``). A float mask is added to the attention scores.
 
-A query row that may attend nowhere gets zero attention. Softmax over such a row is NaN, and runtimes disagree about
-it, so the row is opened before the softmax and its result is set to zero after it; see :func:`open_mask`.
+A query row that may attend nowhere gets zero attention. The softmax of such a row is NaN in PyTorch, and runtimes give
+different values for it. So the row is opened before the softmax, and its output is set to zero afterwards; see
+:func:`open_mask`.
 """
 
 import math
@@ -15,21 +16,21 @@ from torch import Tensor
 
 
 def generate_square_subsequent_mask(sz: int) -> Tensor:
-    """The causal mask as the seed builds it: float32 ``[sz, sz]``, 0 on and below the diagonal, -inf above."""
+    """The causal mask of the original code: float32 ``[sz, sz]``, 0 on and below the diagonal, -inf above."""
     return torch.full([sz, sz], -math.inf, dtype=torch.float32).triu(1)
 
 
 def causal_mask(length: int, device: Optional[torch.device] = None) -> Tensor:
-    """The causal mask as bool ``[length, length]``: True above the diagonal, where position i may not see j > i."""
+    """The causal mask, bool ``[length, length]``: True above the diagonal, so that position i does not see j > i."""
     positions = torch.arange(length, device=device)
     return positions.unsqueeze(0) > positions.unsqueeze(1)
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """``mask`` as a float mask in ``dtype``: True becomes -inf, False 0; a float mask keeps its values.
+    """``mask`` as a float mask in ``dtype``: True becomes -inf, False becomes 0; a float mask keeps its values.
 
     Raises:
-        ValueError: for an integer mask: added as it is, it would hide next to nothing.
+        ValueError: if the mask holds integers: adding 0 or 1 to the scores would hide almost nothing.
     """
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)
@@ -45,12 +46,12 @@ def merge_masks(
     batch: int,
     heads: int,
 ) -> Optional[Tensor]:
-    """Both masks as one float mask that broadcasts to the scores ``[N, H, T, S]``; None when there is neither.
+    """Both masks as one float mask that broadcasts to the scores ``[N, H, T, S]``; None if both are None.
 
     Args:
         attn_mask: ``[T, S]`` or ``[N*H, T, S]``, bool or float.
         key_padding_mask: ``[N, S]``, bool or float.
-        dtype: of the result; the query's.
+        dtype: dtype of the result, which is that of the query.
         batch: N.
         heads: H.
     """
@@ -68,18 +69,18 @@ def merge_masks(
 
 
 def open_mask(mask: Tensor, target_length: int) -> Tuple[Tensor, Tensor]:
-    """Open the rows of a float mask that forbid everything, and bring the largest value of the others to 0.
+    """Set rows of a float mask that forbid everything to 0, and shift every other row so that its largest value is 0.
 
-    Softmax is the same for a row plus a constant. Without the shift, a row of the most negative finite float16 plus
-    its scores is a row of -inf, and NaN after the softmax.
+    Adding a constant to a row does not change its softmax. Without the shift, a row that holds the most negative finite
+    float16 overflows to -inf when the scores are added, and its softmax is NaN.
 
     Args:
         mask: broadcasts to ``[N, H, T, S]``.
-        target_length: T. The mask is expanded over it: onnxruntime's ``Attention`` refuses one that broadcasts there.
+        target_length: T. The mask is expanded to T rows: onnxruntime's ``Attention`` does not broadcast over queries.
 
     Returns:
-        The mask with its dead rows set to 0, and ``dead [.., .., .. , 1]``, True for a row that may attend nowhere.
-        The caller sets those rows of the attention's *output* to 0.
+        The opened mask, and ``dead [.., .., .., 1]``, which is True for a row that may attend nowhere. The caller must
+        set those rows of the attention's *output* to 0.
     """
     dead = (mask == -math.inf).all(dim=-1, keepdim=True)
     opened = mask.masked_fill(dead, 0.0)

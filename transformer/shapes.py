@@ -1,4 +1,4 @@
-"""Watch shapes go through a model: the seed's walk, without a flag in the model."""
+"""Prints the shapes of all tensors that go through a model, by hooks: the model needs no flag for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 def describe(value: Any) -> str:
-    """Shapes of the tensors in ``value``, in its structure: ``[6, 2, 32]``, ``([6, 2, 32], None)``."""
+    """The shapes of the tensors in ``value``, nested as they are: ``[6, 2, 32]``, ``([6, 2, 32], None)``."""
     if isinstance(value, torch.Tensor):
         return str(list(value.shape))
     if isinstance(value, (tuple, list)):
@@ -21,11 +21,11 @@ def describe(value: Any) -> str:
 
 @contextmanager
 def trace_shapes(model: nn.Module, write: Callable[[str], object] = print) -> Iterator[None]:
-    """Print each submodule's name, class, input shapes, weight shape and output shape as the model runs.
+    """Print the name, class, input shapes, weight shape and output shape of each submodule while the model runs.
 
     Args:
-        model: any module; its hooks are removed at the end of the block, whatever happens in it.
-        write: takes each line.
+        model: any module. The hooks are removed at the end of the block, also after an error.
+        write: function that takes each line.
 
     Example:
         >>> with trace_shapes(model):
@@ -60,5 +60,5 @@ def trace_shapes(model: nn.Module, write: Callable[[str], object] = print) -> It
 
 
 def depth(name: str) -> int:
-    """How deep a module path is: 0 for the model itself."""
+    """Number of segments in a module path: 0 for the model itself."""
     return len(name.split(".")) if name else 0

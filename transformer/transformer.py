@@ -1,4 +1,4 @@
-"""The whole encoder-decoder stack."""
+"""The whole Transformer: encoder and decoder."""
 
 from typing import Any, Optional
 
@@ -12,8 +12,8 @@ from .encoder import MyTransformerEncoder, MyTransformerEncoderLayer
 
 
 class MyTransformer(nn.Module):
-    """Encoder and decoder stacks on float tensors, sequence first. The parameters are those of
-    :class:`~mytx.transformer.TransformerConfig`, which also says what they must satisfy.
+    """Encoder and decoder stacks on float tensors, sequence first. The arguments and their limits are those of
+    :class:`~mytx.transformer.TransformerConfig`.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class MyTransformer(nn.Module):
     ) -> Tensor:
         """``src [S, N, E]``, ``tgt [T, N, E]`` -> ``[T, N, E]``.
 
-        Attention masks are bool (True = may not attend) or float (added), ``[L, L]`` or ``[N*H, L, L]`` with the
-        lengths of the query and the key; padding masks are bool (True = padding) or float (added), ``[N, L]``.
+        Attention masks are bool (True = may not attend) or float (added), of shape ``[Q, K]`` or ``[N*H, Q, K]`` with
+        query length Q and key length K. Padding masks are bool (True = padding) or float (added), ``[N, K]``.
         A query that may attend nowhere gets zero attention.
 
         Raises:
-            ValueError: where a size does not fit.
+            ValueError: if a size does not fit.
         """
-        if src.size(-1) != self.d_model or tgt.size(-1) != self.d_model:  # before a pre-LN norm fails on it
+        if src.size(-1) != self.d_model or tgt.size(-1) != self.d_model:  # otherwise a pre-LN norm fails
             raise ValueError(f"src and tgt must be {self.d_model} wide, got {src.size(-1)} and {tgt.size(-1)}")
         memory = self.encoder(src, mask=src_mask, src_key_padding_mask=src_key_padding_mask)
         return self.decoder(
@@ -106,13 +106,13 @@ def build_decoder(config: TransformerConfig) -> MyTransformerDecoder:
 
 
 def layer_arguments(config: TransformerConfig) -> dict[str, Any]:
-    """What ``config`` says of a single layer, by the names of the layers' constructors."""
+    """Arguments for the constructors of the layers, from ``config``."""
     whole_stack = ("num_encoder_layers", "num_decoder_layers", "final_norm")
     return {name: value for name, value in config.to_dict().items() if name not in whole_stack}
 
 
 def build_norm(config: TransformerConfig) -> Optional[nn.LayerNorm]:
-    """The norm after a stack, where ``config`` has one."""
+    """The norm after a stack; None if ``config`` has no final norms."""
     if not config.final_norm:
         return None
     return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps, bias=config.bias)
