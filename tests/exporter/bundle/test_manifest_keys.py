@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,11 @@ from typing import Any
 import pytest
 
 from bundles import copy_of_bundle, tiny_bundle
-from cli_support import Result
+from cli_support import Result, Run
 from mytx.exporter import BundleError, open_bundle
 from mytx.exporter.bundle.manifest import MANIFEST
 from mytx.exporter.parity.report import ParityReport
 from mytx.exporter.verification import with_earlier
-
-Run = Callable[..., Result]
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "inspect": (),

@@ -95,8 +95,8 @@ def test_every_opset_passes_when_full_is_exported_as_one(
             traced.append(trace(*arguments, **options))
         return traced[0]
 
-    monkeypatch.setattr(torch.export, "export", trace_once)
-    with quiet():
+    with monkeypatch.context() as patch, quiet():
+        patch.setattr(torch.export, "export", trace_once)
         model = onnx_format.to_onnx(translation.graphs["full"], opset)
     onnx_format.finish(model, translation.contract("full"), {})
     onnx_format.save(model, tmp_path / "full.onnx")
