@@ -16,8 +16,8 @@ import torch
 from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 
-from mytx.models.cached import fused, source_embedding, target_embedding
-from mytx.models.sequence import SequenceModel
+from mytx.models.cached import fused
+from mytx.models.sequence import SequenceModel, source_embedding, target_embedding
 from mytx.transformer import MyMultiheadAttention
 
 ACTIVATIONS = {

@@ -1,6 +1,6 @@
-"""Task models on top of the transformer, presets, and loading of checkpoints.
+"""Task models on top of the transformer, search, presets, vocabularies and checkpoints.
 
-Nothing here is imported before it is asked for: the vocabulary, which needs no torch, is used without it.
+Modules are imported when one of their names is used first, so that the vocabulary works without torch.
 """
 
 from __future__ import annotations

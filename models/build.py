@@ -1,4 +1,4 @@
-"""From a configuration to a model."""
+"""Builds a model from its configuration."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .sequence import CoupletModel, TranslationModel
 
 Model = MyTransformer | TranslationModel | CoupletModel | ClassificationModel
 
-#: Where a bare ``MyTransformer``, whose configuration is the architecture alone, keeps what was assumed about it.
+#: Attribute of a bare ``MyTransformer`` with its assumptions: its own configuration has no place for them.
 ASSUMED = "assumed"
 
 
 def build_model(config: ModelConfig) -> Model:
-    """A new model as ``config`` says, with initial weights, in training mode."""
+    """A new model of this configuration, with initial weights, in training mode."""
     if config.kind == "transformer":
         bare = MyTransformer.from_config(config.transformer)
         assume(bare, config.assumed)
@@ -42,14 +42,14 @@ def build_model(config: ModelConfig) -> Model:
 
 
 def config_of(model: Model) -> ModelConfig:
-    """The configuration of ``model``; :func:`build_model` is the way back."""
+    """The configuration of ``model``; :func:`build_model` builds a model from it."""
     if isinstance(model, MyTransformer):
         return ModelConfig("transformer", model.config, assumed=model.__dict__.get(ASSUMED, ()))
     return model.config
 
 
 def assume(model: Model, assumed: tuple[Assumption, ...]) -> None:
-    """Record in the configuration of ``model`` what was ``assumed`` about it."""
+    """Put assumptions into the configuration of ``model``."""
     if isinstance(model, MyTransformer):
         model.__dict__[ASSUMED] = assumed
     else:
@@ -57,18 +57,18 @@ def assume(model: Model, assumed: tuple[Assumption, ...]) -> None:
 
 
 def empty_model(config: ModelConfig) -> Model:
-    """The model of ``config`` on the meta device: names and shapes, no values and no memory."""
+    """A model of this configuration on the meta device: it has names and shapes, but no values, and needs no memory."""
     with torch.device("meta"):
         return build_model(config)
 
 
 def fill_model(model: Model, state: dict[str, Tensor]) -> Model:
-    """An :func:`empty_model` with the tensors of ``state``, which it takes over, in evaluation mode.
+    """Put the tensors of ``state``, without a copy, into an :func:`empty_model`; returns it in evaluation mode.
 
-    Since it had no values, nothing can be left at an initial one.
+    An empty model has no values, so no parameter can keep an initial value.
 
     Raises:
-        RuntimeError: where names or shapes do not fit.
+        RuntimeError: if names or shapes do not fit.
     """
     model.load_state_dict(state, assign=True)
     return model.eval()

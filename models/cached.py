@@ -1,14 +1,16 @@
-"""The decoder of a sequence model one position at a time, with the keys and values of the past kept.
+"""The decoder of a sequence model, one position at a time, with a KV cache.
 
-It is what runs inside a decode: eagerly, scripted, and exported as the ``step`` graph. So it is written in the
-operations that such a graph should have. A row is one hypothesis at one position, activations are ``[R, E]``, and every
-projection is a plain matrix product (ONNX ``Gemm``) with the weight as PyTorch stores it; query, key and value are
-projected by one of them; the scale of the softmax is in the query's weight; keys are kept transposed, as the product
-with a query wants them; and all hypotheses of a sentence share its keys and values of the memory.
+Every search runs it: in eager mode, scripted, and exported as the ``step`` graph. So its operations are those that such
+a graph should have:
 
-Letters: ``N`` sentences, ``B`` hypotheses of each (beams), ``R = N * B`` rows, ``P`` past positions, ``S`` source
-length, ``E`` width, ``H`` heads, ``D = E / H``, ``V`` target vocabulary; ``*`` stands for ``R`` or for ``N, B``,
-whichever suits.
+* A row is one hypothesis at one position. Activations are ``[R, E]``, and every projection is a plain matrix product
+  (ONNX ``Gemm``) with the weight as PyTorch stores it. One product projects query, key and value.
+* The scale of the softmax is part of the query's weight.
+* Keys are stored transposed, as the product with the query needs them.
+* All hypotheses of a sentence share the keys and values of its memory.
+
+Letters: ``N`` sentences, ``B`` hypotheses for each (beams), ``R = N * B`` rows, ``P`` past positions, ``S`` source
+length, ``E`` width, ``H`` heads, ``D = E / H``, ``V`` target vocabulary. ``*`` is either ``R`` or ``N, B``.
 
 Multi-head attention and the layers: Vaswani et al., "Attention Is All You Need", https://arxiv.org/abs/1706.03762
 """
@@ -22,26 +24,25 @@ from torch import Tensor, nn
 
 from ..transformer.attention import MyMultiheadAttention
 from ..transformer.decoder import MyTransformerDecoderLayer
-from .embedding import TokenEmbedding
-from .sequence import CoupletModel, SequenceModel, TranslationModel
+from .sequence import SequenceModel, target_embedding
 
 
 def softmax_scale(attention: MyMultiheadAttention) -> float:
-    """What products of queries and keys are multiplied by."""
+    """The factor on the product of queries and keys."""
     return float(attention.head_dim) ** -0.5
 
 
 def fused(projections: List[nn.Linear], scale: float = 1.0) -> Tuple[Tensor, Optional[Tensor]]:
-    """The weights of ``projections`` on top of each other, and their biases; a missing one is 0, None if all are.
+    """The concatenated weights and biases of ``projections``; those of the first are multiplied by ``scale``.
 
-    The first is multiplied by ``scale``.
+    A missing bias is 0 if another projection has one; if none has, the result is None.
     """
     weights = [projection.weight.detach() for projection in projections]
     biases = [None if projection.bias is None else projection.bias.detach() for projection in projections]
     known = [w.new_zeros(w.size(0)) if b is None else b for b, w in zip(biases, weights, strict=True)]
     if scale != 1.0:
         weights[0], known[0] = weights[0] * scale, known[0] * scale
-    # A cat of one would be a node of the graph.
+    # A cat of one tensor would add a node to the graph.
     weight = torch.cat(weights) if len(weights) > 1 else weights[0].clone()
     if all(b is None for b in biases):
         return weight, None
@@ -49,10 +50,10 @@ def fused(projections: List[nn.Linear], scale: float = 1.0) -> Tuple[Tensor, Opt
 
 
 class CachedSelfAttention(nn.Module):
-    """Self-attention of one new position to itself and the past.
+    """Self-attention from one new position to itself and the past.
 
-    Buffers ``in_proj_weight [3E, E]`` and ``in_proj_bias [3E]`` (query, key, value) are copies, the query's times the
-    scale of the softmax; ``out_proj`` is shared.
+    The buffers ``in_proj_weight [3E, E]`` and ``in_proj_bias [3E]`` (query, key, value) are copies; the part of the
+    query includes the scale of the softmax. ``out_proj`` is shared with the model.
     """
 
     def __init__(self, attention: MyMultiheadAttention) -> None:
@@ -67,12 +68,12 @@ class CachedSelfAttention(nn.Module):
         self.out_proj = attention.out_proj
 
     def forward(self, x: Tensor, key: Tensor, value: Tensor, rows: List[int]) -> Tuple[Tensor, Tensor, Tensor]:
-        """``x [R, E]``, key ``[*, H, D, P]``, value ``[*, H, P, D]`` -> ``[R, E]`` and both grown by one position.
+        """``x [R, E]``, key ``[*, H, D, P]``, value ``[*, H, P, D]`` -> ``[R, E]``, key and value with P + 1 positions.
 
-        ``rows`` is the shape that ``*`` stands for; one length may be -1.
+        ``rows`` is the shape of ``*``; one of its lengths may be -1.
         """
         projected = F.linear(x, self.in_proj_weight, self.in_proj_bias)
-        # TorchScript knows no [*rows, ...].
+        # TorchScript does not support [*rows, ...].
         shape, turned = rows + [3 * self.heads, 1, self.head_dim], rows + [self.heads, self.head_dim, 1]  # noqa: RUF005
         q, k, v = projected.view(shape).chunk(3, dim=-3)  # [*, H, 1, D]
         key = torch.cat([key, k.reshape(turned)], dim=-1)
@@ -83,10 +84,10 @@ class CachedSelfAttention(nn.Module):
 
 
 class CachedCrossAttention(nn.Module):
-    """Attention of one new position to the memory, whose keys and values are computed once.
+    """Cross-attention from one new position to the memory, whose keys and values are computed once.
 
-    Buffers ``q_proj_weight [E, E]`` and ``q_proj_bias [E]``, times the scale of the softmax, and
-    ``kv_proj_weight [2E, E]`` and ``kv_proj_bias [2E]`` are copies; ``out_proj`` is shared.
+    The buffers ``q_proj_weight [E, E]`` and ``q_proj_bias [E]``, which include the scale of the softmax, and
+    ``kv_proj_weight [2E, E]`` and ``kv_proj_bias [2E]`` are copies. ``out_proj`` is shared with the model.
     """
 
     def __init__(self, attention: MyMultiheadAttention) -> None:
@@ -106,19 +107,19 @@ class CachedCrossAttention(nn.Module):
         self.out_proj = attention.out_proj
 
     def project(self, memory: Tensor, dead: Tensor) -> Tuple[Tensor, Tensor]:
-        """``memory [N, S, E]``, ``dead [N]`` -> key ``[N, H, D, S]``, value ``[N, H, S, D]``, 0 where ``dead``."""
+        """``memory [N, S, E]``, ``dead [N]`` -> key ``[N, H, D, S]``, value ``[N, H, S, D]``; 0 if ``dead``."""
         rows = memory.reshape(-1, self.heads * self.head_dim)
         k, v = F.linear(rows, self.kv_proj_weight, self.kv_proj_bias).chunk(2, dim=1)
         shape = [memory.size(0), memory.size(1), self.heads, self.head_dim]
-        # Contiguous: otherwise every step copies them before its product.
+        # Contiguous: otherwise every step copies them before the product.
         key = k.reshape(shape).permute(0, 2, 3, 1).contiguous()
         value = v.reshape(shape).permute(0, 2, 1, 3).contiguous()
         return key, value.masked_fill(dead.view(-1, 1, 1, 1), 0.0)
 
     def forward(self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """``x [R, E]``, key and value as from :meth:`project`, ``mask [N, 1, 1, S]`` (added) -> ``[R, E]``."""
+        """``x [R, E]``, key and value from :meth:`project`, ``mask [N, 1, 1, S]`` (added) -> ``[R, E]``."""
         query = F.linear(x, self.q_proj_weight, self.q_proj_bias)
-        # [N, H, B, D]: one product for all hypotheses of a sentence.
+        # [N, H, B, D]: one product serves all hypotheses of a sentence.
         query = query.view(key.size(0), -1, self.heads, self.head_dim).transpose(1, 2)
         weights = torch.softmax(torch.matmul(query, key) + mask, dim=-1)  # [N, H, B, S]
         output = torch.matmul(weights, value).transpose(1, 2).contiguous()
@@ -126,7 +127,7 @@ class CachedCrossAttention(nn.Module):
 
 
 class CachedLayer(nn.Module):
-    """A decoder layer at one position. Norms and feed-forward are the layer's own modules; dropout is left out."""
+    """A decoder layer at one position, without dropout. Norms and feed-forward are the modules of the layer itself."""
 
     def __init__(self, layer: MyTransformerDecoderLayer) -> None:
         super().__init__()
@@ -146,7 +147,7 @@ class CachedLayer(nn.Module):
         mask: Tensor,
         rows: List[int],
     ) -> Tuple[Tensor, Tensor, Tensor]:
-        """``x [R, E]``, all else as in the attentions -> ``[R, E]``, the grown key and value."""
+        """``x [R, E]``, the others as in the attentions -> ``[R, E]``, key and value with P + 1 positions."""
         if self.norm_first:
             attended, key, value = self.self_attn(self.norm1(x), key, value, rows)
             x = x + attended
@@ -162,27 +163,27 @@ class CachedLayer(nn.Module):
 
 
 class CachedDecoder(nn.Module):
-    """What ``model.decode`` computes in evaluation mode, one position at a time::
+    """Computes what ``model.decode`` computes in evaluation mode, one position at a time::
 
         cross = decoder.cross(memory, src_key_padding_mask)
         past = decoder.empty(rows)
         logits, past = decoder.step(tgt, past, cross, src_key_padding_mask)
 
-    Row ``r`` belongs to sentence ``r // B``. Other hypotheses in the rows: reorder ``past`` with ``index_select``;
-    fewer sentences: ``cross`` and the mask too.
+    Row ``r`` belongs to sentence ``r // B``. To change the hypotheses in the rows, reorder ``past`` with
+    ``index_select``. To drop sentences, select from ``cross`` and the mask too.
 
-    The fused weights are copies made here, in the dtype that the model has now; all else is shared with the model. So
-    build a new one after the model's weights changed, and convert the model before rather than this one after:
-    ``.double()`` here converts the shared half of the model too.
+    The fused weights are copies, in the dtype that the model has now. All other weights are shared with the model. So
+    build a new decoder when the model's weights have changed, and convert the model to another dtype first:
+    ``.double()`` on the decoder would also convert the weights that it shares with the model.
 
     Args:
-        model: a translation or couplet model with at least one decoder layer; nothing of it is changed.
+        model: a translation or couplet model with at least one decoder layer. It is not changed.
 
     Raises:
-        ValueError: for a model without decoder layers: nothing there depends on the past.
+        ValueError: if the model has no decoder layers, and so no past.
     """
 
-    if TYPE_CHECKING:  # of CachedLayer; TorchScript would take the annotation for an attribute's
+    if TYPE_CHECKING:  # of CachedLayer; TorchScript would take the annotation for an attribute
         layers: Any
 
     def __init__(self, model: SequenceModel) -> None:
@@ -206,9 +207,9 @@ class CachedDecoder(nn.Module):
 
     @torch.jit.export
     def cross(self, memory: Tensor, src_key_padding_mask: Tensor) -> List[Tensor]:
-        """The memory's keys ``[N, H, D, S]`` and values ``[N, H, S, D]``, for each layer one after the other.
+        """The keys ``[N, H, D, S]`` and values ``[N, H, S, D]`` of the memory: key and value of layer 0, of layer 1, …
 
-        The values of a sentence that is all padding are 0, so that attention to it is.
+        The values of a sentence that is all padding are 0, so that attention to it is 0.
 
         Args:
             memory: ``[N, S, E]``.
@@ -224,7 +225,7 @@ class CachedDecoder(nn.Module):
 
     @torch.jit.export
     def empty(self, rows: int) -> List[Tensor]:
-        """The past before the first step: for each layer a key ``[R, H, D, 0]`` and a value ``[R, H, 0, D]``."""
+        """The past before the first step, P = 0: for each layer a key ``[R, H, D, 0]`` and a value ``[R, H, 0, D]``."""
         result: List[Tensor] = []
         for _ in self.layers:
             result.append(self.pe.new_zeros([rows, self.heads, self.head_dim, 0]))
@@ -235,7 +236,7 @@ class CachedDecoder(nn.Module):
     def additive(self, src_key_padding_mask: Tensor) -> Tensor:
         """Bool ``[N, S]``, True = padding -> ``[N, 1, 1, S]`` to add to the scores: -inf for padding, else 0.
 
-        A row that is all padding stays open: a softmax over nothing but -inf is NaN. Its values are 0, see
+        A row that is all padding stays open, because the softmax of a row of -inf is NaN. Its values are 0, see
         :meth:`cross`.
         """
         closed = src_key_padding_mask & ~src_key_padding_mask.all(dim=1, keepdim=True)
@@ -246,11 +247,11 @@ class CachedDecoder(nn.Module):
     def advance(
         self, tgt: Tensor, past: List[Tensor], cross: List[Tensor], mask: Tensor
     ) -> Tuple[Tensor, List[Tensor]]:
-        """:meth:`step` with the ``mask`` of :meth:`additive`, which is the same in every step."""
+        """:meth:`step` with the ``mask`` from :meth:`additive`, which is the same in every step."""
         position = past[0].size(-1)
         if position >= self.pe.size(0):
             raise ValueError(f"position {position} does not fit into {self.pe.size(0)} positions")
-        # A length that is the same in every step, and -1: so a graph has no shapes to compute in each.
+        # One length that never changes, and -1: so the graph computes no shapes in its steps.
         rows = [-1] if past[0].dim() == 4 else [cross[0].size(0), -1]
         x = self.token_embedding(tgt.reshape(-1)) + self.pe[position]  # [R, E]
         grown: List[Tensor] = []
@@ -266,40 +267,24 @@ class CachedDecoder(nn.Module):
     def step(
         self, tgt: Tensor, past: List[Tensor], cross: List[Tensor], src_key_padding_mask: Tensor
     ) -> Tuple[Tensor, List[Tensor]]:
-        """One position further.
+        """Decode one more position.
 
         Args:
-            tgt: int64 ``[R, 1]`` or ``[N, B]``, the id at position P.
+            tgt: int64 ``[R, 1]`` or ``[N, B]``, the ids at position P.
             past: for each layer a key ``[*, H, D, P]`` and a value ``[*, H, P, D]``; P may be 0.
-            cross: as from :meth:`cross`.
-            src_key_padding_mask: bool ``[N, S]``, True = padding; the one that :meth:`cross` had.
+            cross: result of :meth:`cross`.
+            src_key_padding_mask: bool ``[N, S]``, True = padding; the mask that was given to :meth:`cross`.
 
         Returns:
-            Logits ``[R, V]`` of the id at position P + 1, and the past, grown to P + 1.
+            Logits ``[R, V]`` of the ids at position P + 1, and the past with P + 1 positions.
 
         Raises:
-            ValueError: where P is beyond the last position.
+            ValueError: if P is not a position of the model.
         """
         return self.advance(tgt, past, cross, self.additive(src_key_padding_mask))
 
     def forward(
         self, tgt: Tensor, past: List[Tensor], cross: List[Tensor], src_key_padding_mask: Tensor
     ) -> Tuple[Tensor, List[Tensor]]:
-        """As :meth:`step`."""
+        """The same as :meth:`step`."""
         return self.step(tgt, past, cross, src_key_padding_mask)
-
-
-def source_embedding(model: SequenceModel) -> TokenEmbedding:
-    """The embedding of ``model``'s source."""
-    if isinstance(model, CoupletModel):
-        return model.token_embedding
-    assert isinstance(model, TranslationModel)
-    return model.src_token_embedding
-
-
-def target_embedding(model: SequenceModel) -> TokenEmbedding:
-    """The embedding of ``model``'s target."""
-    if isinstance(model, CoupletModel):
-        return model.token_embedding
-    assert isinstance(model, TranslationModel)
-    return model.tgt_token_embedding

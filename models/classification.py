@@ -1,4 +1,4 @@
-"""Ids to classes: the encoder, pooled."""
+"""A model from ids to classes: an encoder, pooling over positions, and a classifier."""
 
 from typing import Optional, Unpack
 
@@ -14,17 +14,17 @@ class ClassificationModel(nn.Module):
     """Encoder only. Batch first; letters: ``N`` batch, ``S`` length, ``E`` width, ``C`` classes.
 
     Args:
-        vocab_size: rows of ``src_token_embedding``.
+        vocab_size: number of rows of ``src_token_embedding``.
         d_model, nhead, num_encoder_layers, dim_feedforward, dropout: as in
             :class:`~mytx.transformer.TransformerConfig`.
         dim_classification: width between the two layers of ``classifier``.
         num_classification: C.
         pooling: ``sum``, ``avg`` or ``last`` over the tokens that are not padding. ``upstream-sum``, ``upstream-avg``
-            and ``upstream-last`` pool over padding too, as the upstream code did: for checkpoints trained so.
+            and ``upstream-last`` pool over padding too, like the original code, for checkpoints that were trained so.
         extras: :class:`~mytx.models.config.Extras`.
 
     Raises:
-        ValueError: where a size or id does not fit.
+        ValueError: if a size or id does not fit.
     """
 
     def __init__(
@@ -71,20 +71,20 @@ class ClassificationModel(nn.Module):
         """``src [N, S]`` int64, ``src_key_padding_mask [N, S]`` (True = padding) -> memory ``[N, S, E]``.
 
         Raises:
-            ValueError: where S exceeds the positions or the mask does not fit.
+            ValueError: if S is larger than the number of positions, or the mask does not fit.
         """
         embedded = self.pos_embedding(self.src_token_embedding(src.transpose(0, 1)))
         return self.encoder(embedded, src_key_padding_mask=src_key_padding_mask).transpose(0, 1)
 
     def pool(self, memory: Tensor, padding: Optional[Tensor]) -> Tensor:
-        """``memory [N, S, E]``, ``padding [N, S]`` -> ``[N, E]``; 0 where everything is padding."""
+        """``memory [N, S, E]``, ``padding [N, S]`` -> ``[N, E]``; 0 for a sentence that is all padding."""
         if padding is None or not self.skip_padding:
             padding = torch.zeros_like(memory[:, :, 0], dtype=torch.bool)
         real = (~padding).to(memory.dtype).unsqueeze(-1)  # [N, S, 1]
         if self.pooling == "last":
-            after = real.flip(1).cumsum(1).flip(1)  # how many real tokens from here to the end
+            after = real.flip(1).cumsum(1).flip(1)  # number of real tokens from here to the end
             real = real * (after == 1.0).to(memory.dtype)
-        # masked_fill, not a product: what stands behind padding may be anything, and 0 * inf is NaN.
+        # masked_fill, not a product: the values at padding are arbitrary, and 0 * inf is NaN.
         pooled = memory.masked_fill(real == 0.0, 0.0).sum(1)
         if self.pooling == "avg":
             pooled = pooled / real.sum(1).clamp(min=1.0)

@@ -1,4 +1,4 @@
-"""Everything needed to rebuild a model: architecture, vocabulary sizes, special ids, and what had to be assumed."""
+"""The configuration of a model: architecture, vocabulary sizes, special ids, and the assumptions made for it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ POOLINGS = ("sum", "avg", "last", "upstream-sum", "upstream-avg", "upstream-last
 
 
 class Extras(TypedDict, total=False):
-    """What every task model takes beyond the sizes; the defaults are those of :class:`ModelConfig` and of
-    :class:`~mytx.transformer.TransformerConfig`, which are the seed's.
+    """Arguments of all task models besides the sizes. The defaults, which are those of the original code, are in
+    :class:`ModelConfig` and :class:`~mytx.transformer.TransformerConfig`.
     """
 
     activation: str
@@ -31,12 +31,12 @@ class Extras(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Assumption:
-    """Something that a checkpoint does not say and that was taken from an option or its default.
+    """A setting that is not in the checkpoint: its value comes from an option, from a file or from the default.
 
     Attributes:
-        name: the setting, as in the configuration: ``layer_norm_eps``.
-        value: what was taken.
-        source: where it came from: ``default``, ``option`` or a file's name.
+        name: name of the setting, as in the configuration: ``layer_norm_eps``.
+        value: value that is used.
+        source: origin of the value: ``default``, ``option`` or a file name.
     """
 
     name: str
@@ -49,21 +49,21 @@ class Assumption:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A task model, whole.
+    """The complete configuration of a task model.
 
     Attributes:
         kind: one of :data:`KINDS`; ``transformer`` is the bare stack on float tensors.
-        transformer: the architecture.
-        src_vocab_size: rows of the source embedding.
-        tgt_vocab_size: rows of the target embedding and of the output projection.
-        max_length: how many positions there are.
-        embedding_scale: factor on the embeddings; None is sqrt(d_model).
+        transformer: architecture of the stack.
+        src_vocab_size: number of rows of the source embedding.
+        tgt_vocab_size: number of rows of the target embedding and of the output projection.
+        max_length: number of positions.
+        embedding_scale: factor on the embeddings; None means sqrt(d_model).
         pad_id, bos_id, eos_id: special ids.
-        dim_classification, num_classification, pooling: of a classification model.
-        assumed: what the checkpoint did not say.
+        dim_classification, num_classification, pooling: only for a classification model.
+        assumed: settings that are not in the checkpoint.
 
     Raises:
-        ValueError: for an unknown kind or pooling, or a size or id that does not fit.
+        ValueError: if the kind or the pooling is unknown, or a size or id does not fit.
     """
 
     kind: str
@@ -113,7 +113,7 @@ class ModelConfig:
 
     @classmethod
     def build(cls, kind: str, sizes: dict[str, Any], extras: Extras) -> ModelConfig:
-        """From flat values: sizes and extras of the transformer and of the task model, sorted by their names."""
+        """A configuration from flat values: each one goes to the transformer or to the task model by its name."""
         flat: dict[str, Any] = {**sizes, **extras}
         of_transformer = {field.name for field in fields(TransformerConfig)}
         unknown = set(flat) - of_transformer - {field.name for field in fields(cls)}
@@ -123,19 +123,19 @@ class ModelConfig:
         return cls(kind=kind, transformer=transformer, **flat)
 
     def with_assumed(self, assumed: tuple[Assumption, ...]) -> ModelConfig:
-        """The same with its assumptions replaced."""
+        """A copy with other assumptions."""
         return replace(self, assumed=assumed)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON; :meth:`from_dict` is the way back."""
+        """Plain values for JSON; :meth:`from_dict` reads them."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """The way back from :meth:`to_dict`.
+        """The configuration that :meth:`to_dict` described.
 
         Raises:
-            ValueError: for missing or unknown fields, or values that do not fit.
+            ValueError: if a field is missing or unknown, or a value does not fit.
         """
         try:
             values = dict(values)
@@ -148,7 +148,7 @@ class ModelConfig:
             raise ValueError(f"not a model configuration: {error}") from error
 
 
-# What JSON may hold where a dataclass says so; a bool is an int to Python, but not here.
+# The Python types that JSON values may have, by the type of the field. In Python a bool is an int; here it is not.
 JSON_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "bool": (bool,),
@@ -159,7 +159,7 @@ JSON_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def check_types(cls: type[TransformerConfig] | type[ModelConfig], values: dict[str, Any]) -> None:
-    """Raise ``TypeError`` where a value is not of the type that its field has."""
+    """Raise ``TypeError`` if a value is not of the type of its field."""
     for field in fields(cls):
         allowed = JSON_TYPES.get(str(field.type))
         if allowed and field.name in values and type(values[field.name]) not in allowed:

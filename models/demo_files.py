@@ -1,4 +1,4 @@
-"""The small trained model that comes with mytx. Needs no torch."""
+"""The small trained model that mytx includes. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,5 +6,7 @@ from pathlib import Path
 
 
 def demo_folder() -> Path:
-    """A folder as ``save_model`` writes it: English words to ARPAbet phonemes, trained by ``examples/train_g2p.py``."""
+    """The folder of the demo model, in the format of ``save_model``: English words to ARPAbet phonemes, trained by
+    ``examples/train_g2p.py``.
+    """
     return Path(__file__).parent / "demo"

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 
 class TokenEmbedding(nn.Module):
-    """Ids to vectors, times a scale; state-dict key ``embedding.weight``.
+    """The vectors of ids, times a scale; state-dict key ``embedding.weight``.
 
     Args:
         vocab_size: V.
         emb_size: E.
-        scale: factor on the vectors; None is sqrt(E), as in Vaswani et al., section 3.4.
+        scale: factor on the vectors; None means sqrt(E), as in Vaswani et al., section 3.4.
     """
 
     def __init__(self, vocab_size: int, emb_size: int, scale: Optional[float] = None) -> None:
@@ -23,18 +23,18 @@ class TokenEmbedding(nn.Module):
         self.scale = math.sqrt(emb_size) if scale is None else scale
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Ids of any shape, int64 -> the same shape and E."""
+        """int64 ids of any shape ``[...]`` -> ``[..., E]``."""
         return self.embedding(tokens) * self.scale
 
 
 class PositionalEncoding(nn.Module):
-    """Adds a fixed vector for each position: sine in even columns, cosine in odd ones, from position 0.
+    """Adds a fixed vector to each position, from position 0 on: sine in even columns, cosine in odd columns.
 
-    The table is the buffer ``pe [max_len, 1, E]``, so that one that came with a checkpoint takes its place.
+    The table is the buffer ``pe [max_len, 1, E]``, so that a checkpoint can bring its own table.
 
     Args:
         d_model: E.
-        dropout: of the sum.
+        dropout: probability of dropout on the sum.
         max_len: number of positions.
     """
 
@@ -48,7 +48,7 @@ class PositionalEncoding(nn.Module):
         """``[L, N, E]`` -> ``[L, N, E]``.
 
         Raises:
-            ValueError: where L exceeds the number of positions.
+            ValueError: if L is larger than the number of positions.
         """
         if x.size(0) > self.pe.size(0):
             raise ValueError(f"a sequence of length {x.size(0)} does not fit into {self.pe.size(0)} positions")
@@ -56,7 +56,7 @@ class PositionalEncoding(nn.Module):
 
 
 def sinusoidal_positions(length: int, d_model: int) -> Tensor:
-    """The table of Vaswani et al., section 3.5: float32 ``[length, d_model]``, columns sin, cos, sin, cos, …"""
+    """The table of Vaswani et al., section 3.5: float32 ``[length, d_model]`` with columns sin, cos, sin, cos, …"""
     position = torch.arange(length, dtype=torch.float).unsqueeze(1)
     rate = torch.exp(torch.arange(0, d_model, 2).float() * (-math.log(10000.0) / d_model))
     table = torch.zeros(length, d_model)

@@ -1,13 +1,13 @@
-"""Errors that a person can do something about."""
+"""Errors that a user can fix."""
 
 from __future__ import annotations
 
 
 class MytxError(Exception):
-    """What went wrong, and what to do next. The command line prints both and exits with 2.
+    """An error with a hint. The command line prints both and exits with 2.
 
     Args:
-        message: one line that names the problem, with the values.
+        message: one line that describes the problem, with the values.
         hint: one line with the next step.
     """
 
@@ -21,4 +21,4 @@ class MytxError(Exception):
 
 
 class CheckpointError(MytxError):
-    """A checkpoint or a saved model that cannot be read, or not without more information."""
+    """A checkpoint or a saved model cannot be read, or more information is needed to read it."""

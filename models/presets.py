@@ -1,4 +1,4 @@
-"""Well-known sizes, as rows of data."""
+"""Named model sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .sequence import TranslationModel
 
 
 class Preset(NamedTuple):
-    """Sizes of a :class:`~mytx.models.TranslationModel`; the vocabulary is the same size on both sides."""
+    """The sizes of a :class:`~mytx.models.TranslationModel`; both sides have the same vocabulary size."""
 
     vocab_size: int
     d_model: int
@@ -30,10 +30,10 @@ PRESETS: dict[str, Preset] = {
 
 
 def build_preset(name: str) -> TranslationModel:
-    """A new, untrained model of the size ``name``, one of :data:`PRESETS`.
+    """A new, untrained model with the sizes of the preset ``name``, one of :data:`PRESETS`.
 
     Raises:
-        ValueError: for any other name.
+        ValueError: if there is no preset of this name.
     """
     if name not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")

@@ -1,4 +1,4 @@
-"""The pieces of the search that rank candidates. TorchScript compiles them into it."""
+"""The functions of the search that rank candidates. TorchScript compiles them together with the search."""
 
 import math
 from typing import List, Tuple
@@ -8,9 +8,10 @@ from torch import Tensor
 
 
 def best_of(scores: Tensor, count: int) -> Tuple[Tensor, Tensor]:
-    """The ``count`` largest of each row of ``scores [N, K]`` and their places, best first; of equal ones the first.
+    """The ``count`` largest scores of each row of ``scores [N, K]`` and their indices, best first.
 
-    ``topk`` alone promises no order of equal ones, and sorting all of a large vocabulary takes longer than the model.
+    Of equal scores the one with the smaller index is first. ``topk`` alone does not promise that, and sorting all
+    scores of a large vocabulary takes longer than the model itself.
     """
     worst = scores.topk(count, dim=1).values[:, -1:]
     possible = max(count, int((scores >= worst).sum(1).max()))
@@ -20,16 +21,18 @@ def best_of(scores: Tensor, count: int) -> Tuple[Tensor, Tensor]:
 
 
 def rows_of(history: Tensor, index: Tensor) -> Tensor:
-    """``history [N, K, T]``, ``index [N, M]`` in 0..K-1 -> ``[N, M, T]``."""
+    """Rows of ``history [N, K, T]`` at ``index [N, M]``, 0 to K - 1: ``[N, M, T]``."""
     return history.gather(1, index.unsqueeze(2).expand(-1, -1, history.size(2)))
 
 
 def successors(ends: List[bool], num_beams: int) -> List[int]:
-    """The ``num_beams`` candidates that go on, by rank: each of the first that is not the end token stays in its place,
-    and the best of the others that is not takes the place of each that is.
+    """The ranks of the ``num_beams`` candidates that continue.
+
+    Each of the first ``num_beams`` candidates keeps its place if it is not the end token. If it is, the best unused
+    candidate below them that is not the end token takes its place.
 
     Args:
-        ends: which candidates are the end token, best first; at least ``num_beams`` of them are not.
+        ends: for each candidate, best first, whether it is the end token; at least ``num_beams`` of them are not.
         num_beams: B.
     """
     going: List[int] = []
@@ -48,15 +51,15 @@ def successors(ends: List[bool], num_beams: int) -> List[int]:
 def step_margin(
     scores: List[float], ends: List[bool], num_beams: int, last: bool, done: bool, top_matters: bool
 ) -> float:
-    """The smallest difference of scores that decided something in one step of one sentence; inf if nothing did.
+    """The smallest difference between two scores that decided something in one step of one sentence; inf if none did.
 
     Args:
-        scores: of the candidates, best first; one more than twice the beams, if there are as many.
-        ends: which of them are the end token.
-        num_beams: how many of them may finish.
-        last: whether the first ``num_beams`` are kept as they are.
-        done: whether no candidate goes on.
-        top_matters: whether it matters which candidate is first.
+        scores: scores of the candidates, best first: ``2 * num_beams + 1`` of them, or all if there are fewer.
+        ends: for each candidate, whether it is the end token.
+        num_beams: number of candidates that may finish, from the best on.
+        last: whether this is the last step, which keeps the first ``num_beams`` candidates as they are.
+        done: whether no candidate continues.
+        top_matters: whether the result depends on which candidate is first.
     """
     margin = math.inf
     inner = scores[num_beams - 1]
@@ -67,7 +70,7 @@ def step_margin(
     for rank, score in enumerate(scores):
         if not ends[rank]:
             going.append(score)
-        elif rank < num_beams:  # it finished: it would not have, had it been as low as the first outside
+        elif rank < num_beams:  # it finished; with a score below the first one outside it would not have
             margin = min(margin, score - outer)
         else:
             margin = min(margin, inner - score)

@@ -1,28 +1,30 @@
-"""Greedy and beam search, once, as plain PyTorch: what every other decode is compared with. Clear rather than fast.
+"""Greedy and beam search in plain PyTorch: the reference for every other decode. It is written to be clear, not fast.
 
 The semantics are those of CTranslate2 (https://github.com/OpenNMT/CTranslate2) with its default ``patience`` of 1, so
-that ids and scores agree with it. ``B`` is the number of beams.
+ids and scores agree with it. ``B`` is the number of beams.
 
-* **Start.** Every sentence starts as one hypothesis of score 0 that holds the start token.
-* **Step.** The score of a candidate is that of its hypothesis plus the log-softmax of its token. The ``2 B`` best of
-  all hypotheses and tokens are ranked; of equal ones the earlier hypothesis, then the smaller id, is first.
-* **Finished.** A candidate among the first ``B`` that is the end token is finished: it leaves the beam and is kept as
-  a result. Candidates with the end token below that are dropped. The beam goes on with the first ``B`` candidates that
-  are *not* the end token. There are always enough: of ``2 B`` candidates at most ``B``, one for each hypothesis, end.
-  (The best of the lower half takes the place of the first that finished, and so on; only ties can tell.)
+* **Start.** Every sentence starts with one hypothesis of score 0, which holds the start token.
+* **Step.** The score of a candidate is the score of its hypothesis plus the log-softmax of its token. Of the candidates
+  of all hypotheses and tokens the ``2 B`` best are ranked. Of equal scores the earlier hypothesis is first, then the
+  smaller id.
+* **Finished.** A candidate among the first ``B`` that is the end token has finished: it leaves the beam and is kept as
+  a result. A candidate with the end token at a lower rank is dropped. The beam continues with the first ``B``
+  candidates that are *not* the end token. There are always enough: of ``2 B`` candidates at most ``B`` are the end
+  token, one for each hypothesis. (The best candidate of the lower half takes the place of the first one that finished,
+  and so on. This order matters only when scores are equal.)
 * **Length.** The score of a result is ``score / length ** length_penalty``, where the length includes the end token.
-  So 0 takes the sum of the log-probabilities, 1 their mean, more favours long results.
-* **Stop.** A sentence is done when ``B`` results are kept; since several may finish in one step there can be more.
-  With a penalty of 0, where nothing later can beat the best, it is done when a candidate that ranked first has
-  finished, in this step or an earlier one, and ``num_hypotheses`` results are kept. After ``max_length`` steps the
-  first ``B`` candidates are kept as they are, ended or not. A done sentence leaves the batch.
-* **min_length.** In the first ``min_length`` steps the end token cannot be chosen: its logit is -inf before the
+  So 0 gives the sum of the log-probabilities, 1 gives their mean, and larger values favour long results.
+* **Stop.** A sentence is done when it has ``B`` results. It can have more, because several candidates may finish in one
+  step. With a penalty of 0 no later result can beat the best one: then a sentence is done when a candidate of rank 1
+  has finished, in this step or an earlier one, and it has ``num_hypotheses`` results. After ``max_length`` steps the
+  first ``B`` candidates become results, with or without the end token. A sentence that is done leaves the batch.
+* **min_length.** In the first ``min_length`` steps the end token cannot be chosen: its logit is set to -inf before the
   softmax.
-* **Results** are ranked by their scores; of equal ones that which was kept earlier is first.
-* **Greedy** is one beam: the best token in every step, to the first end token.
+* **Results** are ranked by their scores. Of equal scores the result that was kept earlier is first.
+* **Greedy search** has one beam: it takes the best token in every step, until the first end token.
 
-A source that is nothing but padding has a result too: attention to it is zero, so it is what the decoder says on its
-own. CTranslate2 gives an empty source an empty result without running the model.
+A source that is all padding has a result too: attention to it is zero, so the result depends on the decoder alone.
+CTranslate2 gives an empty result for an empty source, without running the model.
 """
 
 import math
@@ -31,16 +33,16 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from .cached import CachedDecoder, source_embedding
+from .cached import CachedDecoder
 from .ranking import best_of, rows_of, step_margin, successors
-from .sequence import SequenceModel
+from .sequence import SequenceModel, source_embedding
 
-#: The longest result unless the caller says otherwise, where the model has the positions for it.
+#: The default of ``max_length``, if the model has as many positions.
 DEFAULT_MAX_LENGTH = 256
 
 
 class SourceEncoder(nn.Module):
-    """``model.encode`` by itself, so that a file made of it holds nothing of the decoder. Its modules are shared."""
+    """``model.encode`` as a module, so that an exported file has no part of the decoder. Its modules are shared."""
 
     def __init__(self, model: SequenceModel) -> None:
         super().__init__()
@@ -55,18 +57,18 @@ class SourceEncoder(nn.Module):
 
 
 class Generator(nn.Module):
-    """Ids to ids with ``model``, by the search that this file describes. Scripts.
+    """Greedy and beam search from ids to ids with ``model``, as described at the top of this file. It can be scripted.
 
-    Letters: ``N`` sentences, ``S`` source length, ``B`` beams, ``n`` results of each, ``L`` the longest of them,
-    ``V`` target vocabulary. Start, end and padding ids are those of the model's configuration.
+    Letters: ``N`` sentences, ``S`` source length, ``B`` beams, ``n`` results for each sentence, ``L`` length of the
+    longest result, ``V`` target vocabulary. Start, end and padding ids are those of the model's configuration.
 
-    The model is shared but for the fused weights of :class:`~mytx.models.cached.CachedDecoder`; see there.
+    All weights are shared with the model, except the fused ones: see :class:`~mytx.models.cached.CachedDecoder`.
 
     Args:
-        model: a translation or couplet model; nothing of it is changed.
+        model: a translation or couplet model. It is not changed.
 
     Raises:
-        ValueError: for a model without decoder layers.
+        ValueError: if the model has no decoder layers.
     """
 
     def __init__(self, model: SequenceModel) -> None:
@@ -97,20 +99,20 @@ class Generator(nn.Module):
 
         Args:
             src: int64 ``[N, S]``.
-            src_key_padding_mask: bool ``[N, S]``, True = padding; None is none.
-            max_length: steps, and so the most tokens of a result, the end token included; None is 256, or the number
-                of positions where there are fewer.
-            min_length: the fewest tokens of a result, the end token not included.
+            src_key_padding_mask: bool ``[N, S]``, True = padding; None means no padding.
+            max_length: largest number of steps, and so of tokens in a result, with the end token; None means 256, or
+                the number of positions if that is smaller.
+            min_length: smallest number of tokens in a result, without the end token.
             num_beams: B.
-            length_penalty: 0 or more; see above.
+            length_penalty: 0 or more; see the top of this file.
             num_hypotheses: n, at most B.
 
         Returns:
             Ids, int64 ``[N, n, L]``, without start and end tokens, padded with the padding id; their lengths, int64
-            ``[N, n]``, which may be 0; their scores ``[N, n]`` in the model's dtype.
+            ``[N, n]``, which may be 0; their scores ``[N, n]`` in the dtype of the model.
 
         Raises:
-            ValueError: where an argument does not fit, with its value and the limit; in training mode.
+            ValueError: if an argument does not fit, with its value and the limit; if the model is in training mode.
         """
         tokens, lengths, scores, _ = self.search(
             src, src_key_padding_mask, max_length, min_length, num_beams, length_penalty, num_hypotheses
@@ -128,11 +130,12 @@ class Generator(nn.Module):
         length_penalty: float = 1.0,
         num_hypotheses: int = 1,
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-        """:meth:`forward`, and how near each sentence came to another result: its margin, float64 ``[N]``.
+        """The results of :meth:`forward`, and for each sentence its margin, float64 ``[N]``.
 
-        The margin is the smallest difference of two scores that decided something: which candidates went on, which
-        finished, which results were returned and in what order. Another implementation whose scores are off by less
-        than half of it must return the same ids; where it is less than that, the two tie and either is right.
+        The margin is the smallest difference between two scores that decided something: which candidates continued,
+        which finished, which results were returned and in what order. An implementation whose scores are off by less
+        than half of the margin must return the same ids. If the margin is smaller than twice the rounding error of the
+        scores, the two results tie and either is right.
         """
         steps = self.default_max_length if max_length is None else max_length
         padding = torch.zeros_like(src, dtype=torch.bool) if src_key_padding_mask is None else src_key_padding_mask
@@ -143,13 +146,13 @@ class Generator(nn.Module):
             alive = [i for i in range(src.size(0))]  # noqa: C416 (TorchScript has no list(range))
             no_ids: List[Tensor] = []
             no_scores: List[Tensor] = []
-            kept = [no_ids[:] for _ in alive]  # copies: TorchScript knows no type for [] here
+            kept = [no_ids[:] for _ in alive]  # copies: TorchScript needs a type for []
             kept_scores = [no_scores[:] for _ in alive]
             top_finished = [False for _ in alive]
             margins = [math.inf for _ in alive]
 
             past = self.decoder.empty(len(alive))
-            history = src.new_full([len(alive), 1, 1], self.bos_id)  # [N, width, t + 1]: width is 1, after a step B
+            history = src.new_full([len(alive), 1, 1], self.bos_id)  # [N, width, t + 1]; width is 1, after a step B
             total = memory.new_zeros([len(alive), 1])  # [N, width]
             for step in range(steps):
                 width = total.size(1)
@@ -157,7 +160,7 @@ class Generator(nn.Module):
                 if step < min_length:
                     logits[:, self.eos_id] = -math.inf
                 added = torch.log_softmax(logits, dim=-1).view(len(alive), width, -1)
-                # One candidate more than is needed: for the margin.
+                # One more candidate than the search needs: for the margin.
                 count = min(2 * num_beams + 1, width * self.tgt_vocab_size)
                 score, index = best_of((total.unsqueeze(2) + added).flatten(1), count)
                 origin = torch.div(index, self.tgt_vocab_size, rounding_mode="floor")
@@ -168,8 +171,8 @@ class Generator(nn.Module):
                 length_factor = torch.full_like(score, float(step + 1)).pow(length_penalty)
                 final = (score / length_factor).double()
 
-                stay: List[int] = []  # places in the batch
-                follow: List[int] = []  # candidates that go on, B for each place
+                stay: List[int] = []  # places in the batch of the sentences that continue
+                follow: List[int] = []  # candidates that continue, B for each place
                 for place, sentence in enumerate(alive):
                     ends, last = ended[place], step == steps - 1
                     for rank in range(num_beams):
@@ -210,11 +213,11 @@ class Generator(nn.Module):
         num_hypotheses: int,
         memory: Tensor,
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The best ``num_hypotheses`` of what was kept for each sentence, as :meth:`search` returns them."""
+        """The best ``num_hypotheses`` results of each sentence, as :meth:`search` returns them."""
         best: List[Tensor] = []
         best_scores: List[Tensor] = []
         for sentence, unsorted in enumerate(kept_scores):
-            # Stacked: of a list of numbers TorchScript makes a tensor by way of float32, whatever its dtype.
+            # Stacked, because TorchScript converts a list of numbers to a tensor through float32, whatever the dtype.
             scores, ranked = torch.sort(torch.stack(unsorted), stable=True, dim=0, descending=True)
             order: List[int] = ranked.tolist()
             best_scores.append(scores[:num_hypotheses])
@@ -244,7 +247,7 @@ class Generator(nn.Module):
         length_penalty: float,
         num_hypotheses: int,
     ) -> None:
-        """Raise ``ValueError`` where something does not fit, with both values and what to do."""
+        """Raise ``ValueError`` if an argument does not fit, with both values and the next step."""
         if self.encoder.encoder.training:
             raise ValueError("the model is in training mode, where dropout makes results random: call eval() first")
         if src.dim() != 2 or src.dtype != torch.int64:

@@ -1,4 +1,4 @@
-"""Ids to ids: translation (an embedding for each side) and couplets (one for both)."""
+"""Models from ids to ids: translation (one embedding for each side) and couplets (one embedding for both sides)."""
 
 from typing import TYPE_CHECKING, Optional, Unpack
 
@@ -12,12 +12,12 @@ from .embedding import PositionalEncoding, TokenEmbedding
 
 
 class SequenceModel(nn.Module):
-    """What both models share. Batch first; the decoder sees only the past.
+    """Base class of both models. Batch first; the decoder is causal.
 
     Letters: ``N`` batch, ``S`` source length, ``T`` target length, ``E`` width, ``V`` target vocabulary.
     """
 
-    if TYPE_CHECKING:  # TorchScript would take the annotation for an attribute's
+    if TYPE_CHECKING:  # TorchScript would take the annotation for an attribute
         classification: nn.Module
 
     def __init__(self, config: ModelConfig) -> None:
@@ -41,7 +41,7 @@ class SequenceModel(nn.Module):
         """``src [N, S]`` int64, ``src_key_padding_mask [N, S]`` (True = padding) -> memory ``[N, S, E]``.
 
         Raises:
-            ValueError: where S exceeds the positions or the mask does not fit.
+            ValueError: if S is larger than the number of positions, or the mask does not fit.
         """
         embedded = self.pos_embedding(self.embed_source(src.transpose(0, 1)))
         memory = self.my_transformer.encoder(embedded, src_key_padding_mask=src_key_padding_mask)
@@ -57,10 +57,10 @@ class SequenceModel(nn.Module):
     ) -> Tensor:
         """``tgt [N, T]`` int64, ``memory [N, S, E]``, padding ``[N, T]`` and ``[N, S]`` -> logits ``[N, T, V]``.
 
-        Position i sees positions 0..i of ``tgt``.
+        Position i attends to positions 0 to i of ``tgt``.
 
         Raises:
-            ValueError: where T exceeds the positions or a mask does not fit.
+            ValueError: if T is larger than the number of positions, or a mask does not fit.
         """
         embedded = self.pos_embedding(self.embed_target(tgt.transpose(0, 1)))
         output = self.my_transformer.decoder(
@@ -79,23 +79,23 @@ class SequenceModel(nn.Module):
         src_key_padding_mask: Optional[Tensor] = None,
         tgt_key_padding_mask: Optional[Tensor] = None,
     ) -> Tensor:
-        """``src [N, S]``, ``tgt [N, T]`` -> logits ``[N, T, V]``; the source's padding is hidden from both stacks."""
+        """``src [N, S]``, ``tgt [N, T]`` -> logits ``[N, T, V]``. Both stacks hide the padding of the source."""
         memory = self.encode(src, src_key_padding_mask)
         return self.decode(tgt, memory, tgt_key_padding_mask, src_key_padding_mask)
 
 
 class TranslationModel(SequenceModel):
-    """An embedding for each side.
+    """A translation model: one embedding for each side.
 
     Args:
-        src_vocab_size: rows of ``src_token_embedding``.
-        tgt_vocab_size: rows of ``tgt_token_embedding`` and of the projection ``classification``.
+        src_vocab_size: number of rows of ``src_token_embedding``.
+        tgt_vocab_size: number of rows of ``tgt_token_embedding`` and of the output projection ``classification``.
         d_model, nhead, num_encoder_layers, num_decoder_layers, dim_feedforward, dropout: as in
             :class:`~mytx.transformer.TransformerConfig`.
         extras: :class:`~mytx.models.config.Extras`.
 
     Raises:
-        ValueError: where a size or id does not fit.
+        ValueError: if a size or id does not fit.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class TranslationModel(SequenceModel):
 
 
 class CoupletModel(SequenceModel):
-    """One embedding for both sides. Arguments as in :class:`TranslationModel`, with one ``vocab_size``."""
+    """One embedding for both sides. The arguments are those of :class:`TranslationModel`, with one ``vocab_size``."""
 
     def __init__(
         self,
@@ -173,3 +173,19 @@ class CoupletModel(SequenceModel):
     def embed_target(self, tgt: Tensor) -> Tensor:
         """Ids ``[T, N]`` -> vectors ``[T, N, E]``, without positions."""
         return self.token_embedding(tgt)
+
+
+def source_embedding(model: SequenceModel) -> TokenEmbedding:
+    """The embedding of source ids in ``model``."""
+    if isinstance(model, CoupletModel):
+        return model.token_embedding
+    assert isinstance(model, TranslationModel)
+    return model.src_token_embedding
+
+
+def target_embedding(model: SequenceModel) -> TokenEmbedding:
+    """The embedding of target ids in ``model``."""
+    if isinstance(model, CoupletModel):
+        return model.token_embedding
+    assert isinstance(model, TranslationModel)
+    return model.tgt_token_embedding

@@ -1,4 +1,4 @@
-"""Tokens and ids. Needs no torch."""
+"""Vocabularies: tokens and their ids. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from .errors import CheckpointError, MytxError
 
 FILE_NAME = "vocab.json"
 
-#: Names of special tokens in use, best first; upper and lower case are the same.
+#: Common names of special tokens, best first; upper and lower case are the same.
 SPECIAL = {
     "pad_id": ("<pad>", "[pad]", "<blank>"),
     "bos_id": ("<s>", "<bos>", "<sos>", "[bos]", "<go>"),
     "eos_id": ("</s>", "<eos>", "[eos]"),
     "unk_id": ("<unk>", "[unk]", "<oov>"),
 }
-# Those and others of their kind: <mask>, [SEP]. Nothing that a single character could be.
+# The form of these and other special tokens, such as <mask> and [SEP]; no single character has it.
 SPECIAL_FORM = re.compile(r"<[^<>\s]+>|\[[A-Za-z]+\]")
 
 
 def find_vocab(path: str | Path) -> Path | None:
-    """``vocab.json`` in the folder ``path``, or beside the file ``path``; None if there is none."""
+    """``vocab.json`` in the folder ``path``, or next to the file ``path``; None if there is none."""
     path = Path(path)
     candidate = (path if path.is_dir() else path.parent) / FILE_NAME
     return candidate if candidate.is_file() else None
 
 
 def special_ids(tokens: Mapping[str, int]) -> dict[str, int]:
-    """The ids that ``tokens`` gives to well-known special tokens, by the names in :data:`SPECIAL`."""
+    """The ids of the special tokens in ``tokens``, by the names in :data:`SPECIAL`."""
     lower = {token.lower(): number for token, number in reversed(list(tokens.items()))}
     return {
         kind: next(lower[name] for name in names if name in lower)
@@ -44,14 +44,14 @@ def special_ids(tokens: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Token to id for each side; both are the same where one vocabulary serves both.
+    """The ids of the tokens of each side. One vocabulary may serve both sides: then they are equal.
 
-    A side whose ordinary tokens are all single characters splits text into characters, others split at whitespace.
+    If all ordinary tokens of a side are single characters, its text is split into characters, otherwise at whitespace.
 
     Attributes:
-        source: of the text that goes in.
-        target: of the text that comes out.
-        name: where it came from, for messages.
+        source: tokens of the input text.
+        target: tokens of the output text.
+        name: origin of the vocabulary, for messages.
     """
 
     source: dict[str, int]
@@ -60,10 +60,10 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: str | Path) -> Vocabulary:
-        """From a JSON file: ``{token: id}`` for both sides, or ``{"source": {…}, "target": {…}}``.
+        """Read a JSON file: ``{token: id}`` for both sides, or ``{"source": {…}, "target": {…}}``.
 
         Raises:
-            CheckpointError: where it is missing or malformed.
+            CheckpointError: if it is missing or malformed.
         """
         path = Path(path)
         try:
@@ -81,10 +81,10 @@ class Vocabulary:
 
     @classmethod
     def from_dict(cls, values: Any, name: str = "the vocabulary") -> Vocabulary:
-        """From ``{token: id}`` or ``{"source": {…}, "target": {…}}``.
+        """The vocabulary in ``{token: id}`` or ``{"source": {…}, "target": {…}}``.
 
         Raises:
-            CheckpointError: where it is malformed.
+            CheckpointError: if it is malformed.
         """
         split = isinstance(values, Mapping) and set(values) == {"source", "target"}
         if split and all(isinstance(side, Mapping) for side in values.values()):
@@ -93,15 +93,15 @@ class Vocabulary:
         return cls(side, side, name)
 
     def to_json(self) -> str:
-        """As :meth:`read` takes it."""
+        """The JSON text that :meth:`read` reads."""
         values = self.source if self.source == self.target else {"source": self.source, "target": self.target}
         return json.dumps(values, ensure_ascii=False, indent=1) + "\n"
 
     def special_ids(self, with_padding: bool = True) -> dict[str, int]:
-        """``pad_id``, ``bos_id``, ``eos_id`` where there is a token for them; the latter two are the target's.
+        """``pad_id``, ``bos_id`` and ``eos_id``, if they have tokens; the last two are those of the target.
 
         Raises:
-            CheckpointError: where the sides differ in the id of padding, if ``with_padding``.
+            CheckpointError: if ``with_padding`` and the two sides have different padding ids.
         """
         source, target = special_ids(self.source), special_ids(self.target)
         ids: dict[str, int] = {name: target[name] for name in ("bos_id", "eos_id") if name in target}
@@ -117,10 +117,10 @@ class Vocabulary:
         return ids
 
     def check_rows(self, source_rows: int, target_rows: int | None) -> None:
-        """Check that every id has its row in the embeddings; ``target_rows`` is None where there is no target.
+        """Check that every id has a row in the embeddings; ``target_rows`` is None for a model without a target.
 
         Raises:
-            CheckpointError: where there are more entries than rows, or an id beyond them.
+            CheckpointError: if there are more entries than rows, or an id is too large.
         """
         for side, tokens, rows in (("source", self.source, source_rows), ("target", self.target, target_rows)):
             if rows is None:
@@ -138,10 +138,10 @@ class Vocabulary:
                 )
 
     def encode_source(self, text: str) -> list[int]:
-        """The ids of ``text``, no special ones added; a token that is not known is ``<unk>`` where there is one.
+        """The ids of ``text``, without special ids. An unknown token becomes ``<unk>`` if the vocabulary has it.
 
         Raises:
-            MytxError: naming the tokens that are not known, where there is no ``<unk>``.
+            MytxError: if there are unknown tokens and no ``<unk>``; the message names them.
         """
         characters, unknown = self._reading
         pieces = list(text) if characters else text.split()
@@ -155,7 +155,7 @@ class Vocabulary:
         return [self.source[piece] if piece in self.source else int(unknown or 0) for piece in pieces]
 
     def decode_target(self, ids: Iterable[int]) -> str:
-        """The text of ``ids`` up to the end token, without special tokens; an id without a token is ``<id 7>``."""
+        """The text of ``ids`` up to the end token, without special tokens. An id without a token becomes ``<id 7>``."""
         tokens, between, end = self._writing
         words = []
         for number in map(int, ids):
@@ -166,29 +166,29 @@ class Vocabulary:
                 words.append(token)
         return between.join(words)
 
-    # A look through a whole vocabulary takes longer than to decode a sentence: once is enough.
+    # Cached: reading a whole vocabulary takes longer than decoding a sentence.
     @cached_property
     def _reading(self) -> tuple[bool, int | None]:
-        """Whether a source is split into characters, and the id of what is not known."""
+        """Whether source text is split into characters, and the id of ``<unk>``."""
         return by_character(self.source), special_ids(self.source).get("unk_id")
 
     @cached_property
     def _writing(self) -> tuple[dict[int, str], str, int | None]:
-        """The target's tokens by id, what stands between them, and the id of the end."""
+        """The target's tokens by id, the separator between tokens, and the id of the end token."""
         tokens = {number: token for token, number in self.target.items()}
         return tokens, "" if by_character(self.target) else " ", special_ids(self.target).get("eos_id")
 
 
 def by_character(tokens: Mapping[str, int]) -> bool:
-    """Whether all ordinary tokens are single characters."""
+    """Whether all tokens, except special ones, are single characters."""
     return all(len(token) == 1 for token in tokens if not SPECIAL_FORM.fullmatch(token))
 
 
 def checked(values: Any, name: str) -> dict[str, int]:
-    """``values`` as a vocabulary.
+    """``values`` as a dict of tokens and ids.
 
     Raises:
-        CheckpointError: where it is empty, or has ids that are not whole numbers from 0 or occur twice.
+        CheckpointError: if it is empty, or if an id is not a whole number from 0 or occurs twice.
     """
     if not isinstance(values, Mapping):
         raise CheckpointError(
@@ -209,7 +209,7 @@ def checked(values: Any, name: str) -> dict[str, int]:
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose names are unique; ``ValueError`` otherwise."""
+    """A JSON object as a dict. Raises ``ValueError`` if a name occurs twice."""
     values = dict(pairs)
     if len(values) != len(pairs):
         names = [name for name, _ in pairs]
