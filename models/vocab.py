@@ -98,7 +98,7 @@ class Vocabulary:
         return json.dumps(values, ensure_ascii=False, indent=1) + "\n"
 
     def special_ids(self, with_padding: bool = True) -> dict[str, int]:
-        """``pad_id``, ``bos_id`` and ``eos_id``, if they have tokens; ``bos_id`` and ``eos_id`` are those of the target.
+        """``pad_id``, ``bos_id`` and ``eos_id``, if they have tokens; the last two are those of the target.
 
         Raises:
             CheckpointError: if ``with_padding`` and the two sides have different padding ids.

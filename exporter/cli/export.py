@@ -266,9 +266,9 @@ def _check_custom(
 ) -> None:
     """Raise UsageError for options that exclude each other."""
     if factory is None and contract is not None:
-        raise click.UsageError("--contract needs --model: mytx knows the contracts of its own models.")
+        raise click.UsageError("--contract is for --model: mytx knows the contracts of its own models.")
     if factory is not None and reference is not None:
-        raise click.UsageError("--model is the reference already: omit --reference.")
+        raise click.UsageError("--model is itself the reference: omit --reference.")
     if factory is not None and (given := [name for name, value in reading.items() if value not in (None, (), False)]):
         raise click.UsageError(f"--{given[0].removesuffix('s').replace('_', '-')} is for checkpoints without --model.")
     if reference is not None and checkpoint is None:

@@ -147,7 +147,7 @@ class PartialOutput:
     def _check_target(self) -> None:
         folder = self.target.parent
         if not folder.is_dir():
-            raise OptionError(f"there is no folder {folder}", f"make it, or {ELSEWHERE}")
+            raise OptionError(f"{folder} is not a folder", f"make it, or {ELSEWHERE}")
         if self.target.is_dir():
             raise OptionError(f"{self.target} is a folder", "--output names a file")
         if self.target.exists() and not self.target.is_file():
@@ -157,7 +157,7 @@ class PartialOutput:
         if self.source.exists() and any(
             path.exists() and path.samefile(self.source) for path in (self.target, self.part, self.notes)
         ):
-            raise OptionError(f"{self.source} would be read and written at once", ELSEWHERE)
+            raise OptionError(f"{self.source} would be both the input and the output", ELSEWHERE)
         if self.target.exists() and not self.force:
             raise OptionError(f"{self.target} exists", f"add --force to replace it, or {ELSEWHERE}")
 

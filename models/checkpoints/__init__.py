@@ -1,7 +1,7 @@
-"""Reads what somebody trained, a checkpoint of any known layout or a folder that ``save_model`` wrote, into a model.
+"""Reads checkpoints in all known layouts, and reads and writes the folders of ``save_model``.
 
-A checkpoint goes from ``files`` (bytes to objects) to ``state_dict`` (objects to named tensors), then ``key_option``,
-``layers`` and ``embeddings_and_head`` give each tensor its place in ``ledger``; ``assumptions`` says what the file does
-not, and ``load`` and ``description`` give the model or a description of the file.
-May import the model files of :mod:`mytx.models` and :mod:`mytx.transformer`; no model file imports it.
+``files`` opens a file and ``state_dict`` finds the named tensors in it; then ``key_option``, ``layers`` and
+``embeddings_and_head`` place each tensor in the ``ledger``, ``assumptions`` chooses the settings that a file does not
+hold, and ``load`` builds the model or ``description`` describes the file.
+Imports the model files of :mod:`mytx.models` and :mod:`mytx.transformer`; no model file imports this package.
 """

@@ -1,4 +1,4 @@
-"""What no checkpoint says: taken from an option, from the vocabulary or from the default, and recorded as assumed."""
+"""Settings that no checkpoint holds: from an option, the vocabulary or the default, and recorded as assumptions."""
 
 from __future__ import annotations
 
@@ -26,16 +26,19 @@ DEFAULTS = {field.name: field.default for cls in (TransformerConfig, ModelConfig
 def choose_settings(
     kind: str, d_model: int, given: dict[str, Any], vocabulary: Vocabulary | None
 ) -> tuple[dict[str, Any], list[Assumption]]:
-    """A value for everything that applies to ``kind`` and that its checkpoint does not say.
+    """Choose all settings of a model of this kind that its checkpoint does not hold.
 
     Args:
-        kind: of the model, as in ``ModelConfig``.
+        kind: kind of the model, as in ``ModelConfig``.
         d_model: E.
-        given: options by name; None where one is left to its default.
-        vocabulary: may know special ids.
+        given: options by name; None means that the option is not given.
+        vocabulary: vocabulary with special ids, if there is one.
+
+    Returns:
+        The settings by name, and an assumption for each of them.
 
     Raises:
-        CheckpointError: for an option that does not apply.
+        CheckpointError: if an option does not apply to this kind.
     """
     for name, value in given.items():
         if value is not None and name not in APPLY[kind]:
@@ -56,10 +59,10 @@ def choose_settings(
 
 
 def check_heads(d_model: int, nhead: int | None) -> int:
-    """``nhead``, which must be given and divide ``d_model``.
+    """``nhead``, after a check that it is given and divides ``d_model``.
 
     Raises:
-        CheckpointError: where it is missing or does not.
+        CheckpointError: if it is None or does not divide ``d_model``.
     """
     likely = likely_heads(d_model)
     choices = f"{', '.join(map(str, likely[:-1]))} or {likely[-1]}" if len(likely) > 1 else str(likely[0])
@@ -76,11 +79,11 @@ def check_heads(d_model: int, nhead: int | None) -> int:
 
 
 def likely_heads(d_model: int) -> list[int]:
-    """Head counts that people would choose for ``d_model``: those that make a head 16 to 128 wide."""
+    """Head counts that are likely for ``d_model``: those with heads 16 to 128 wide."""
     likely = [heads for heads in range(1, d_model + 1) if d_model % heads == 0 and 16 <= d_model // heads <= 128]
     return likely or [heads for heads in range(1, min(d_model, 16) + 1) if d_model % heads == 0]
 
 
 def option_name(name: str) -> str:
-    """The command line's name for the option ``name``."""
+    """The option ``name`` as the command line spells it."""
     return f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and what it cannot: without loading it into a model."""
+"""Describes a checkpoint, with what it does not hold, without building its model."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from .values import bad_weights
 
 @dataclass(frozen=True)
 class CheckpointDescription:
-    """A checkpoint, described.
+    """The description of a checkpoint.
 
     Attributes:
-        kind: of the model that it holds, as in ``ModelConfig``.
-        layout: how it stores attention: ``current``, ``packed`` or ``legacy``.
-        parameters: how many values it holds.
-        sizes: what its shapes say.
-        likely_heads: head counts to choose from, as it does not say.
-        assumed: what an export would assume, and where from.
-        unknown_tensors: those that have no place.
-        bad_weights: weights that an export refuses, as :class:`~mytx.models.checkpoints.values.BadWeight` has them.
+        kind: kind of the model, as in ``ModelConfig``.
+        layout: how attention is stored: ``current``, ``packed`` or ``legacy``.
+        parameters: number of values in all tensors.
+        sizes: the sizes that follow from the shapes.
+        likely_heads: likely head counts, because a checkpoint does not hold it.
+        assumed: settings that an export would assume, with their origin.
+        unknown_tensors: names of tensors that have no place in the model.
+        bad_weights: weights that an export refuses, with the fields of
+            :class:`~mytx.models.checkpoints.values.BadWeight`.
     """
 
     kind: str
@@ -43,15 +44,15 @@ class CheckpointDescription:
     bad_weights: list[dict[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON."""
+        """Plain values for JSON."""
         return asdict(self)
 
 
 def describe_checkpoint(path: str | Path, keys: Keys = ()) -> CheckpointDescription:
-    """Describe the checkpoint at ``path``; ``keys`` as in :func:`~mytx.models.load_checkpoint`.
+    """Describe the checkpoint at ``path``. ``keys`` are those of :func:`~mytx.models.load_checkpoint`.
 
     Raises:
-        CheckpointError: where it cannot be read, or holds nothing that is known.
+        CheckpointError: if it cannot be read, or holds no model that mytx knows.
     """
     path = Path(path)
     ledger = read_tensors(path)
@@ -82,9 +83,9 @@ def describe_checkpoint(path: str | Path, keys: Keys = ()) -> CheckpointDescript
 
 
 def weights_of(ledger: Ledger, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of a checkpoint's ``tensors`` that are weights: placed in the model, or left with a name that says so.
+    """The weights among the ``tensors`` of a checkpoint: those with a place in the model, or with a name like ``weight``.
 
-    Buffers that no model has a place for, such as position ids or a count of batches, are none.
+    Buffers without a place in the model, such as position ids or ``num_batches_tracked``, are not weights.
     """
     placed = {ledger.origins[ours] for ours in ledger.placed}
     return {
@@ -95,7 +96,7 @@ def weights_of(ledger: Ledger, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def layout_of(names: list[str]) -> str:
-    """How a state dict with the keys ``names`` stores attention."""
+    """The layout of the attention weights in a state dict with these keys."""
     if any(name.endswith("in_proj_weight") for name in names):
         return "packed"
     return "legacy" if any(name.endswith("q_proj_weight") for name in names) else "current"

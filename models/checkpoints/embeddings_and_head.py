@@ -1,4 +1,4 @@
-"""What is outside the layers: embeddings, positions and heads, by known names and otherwise by shape."""
+"""Places the tensors outside the layers: embeddings, positions and output projection. By known names, or by shape."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import CheckpointError
 from .ledger import Ledger, describe
 from .names import CLASSIFIER, HEAD, HEAD_BIAS, LAYER, POSITIONS, ROLES, SHARED, SOURCE, TARGET
 
-#: Names of upstream's task models and of PyTorch's translation tutorial; any prefix may come before them.
+#: Names in the original task models and in PyTorch's translation tutorial; any prefix may come before them.
 KNOWN = {
     **{name: name for name in (SOURCE, TARGET, SHARED, POSITIONS, HEAD, HEAD_BIAS, *CLASSIFIER)},
     "src_tok_emb.embedding.weight": SOURCE,
@@ -26,14 +26,14 @@ BY_SHAPE = "mapped by shape"
 
 
 def place_outer(ledger: Ledger, d_model: int, has_decoder: bool) -> str:
-    """Place what is outside the layers, and say which kind of model that makes (``ModelConfig.kind``).
+    """Place the tensors outside the layers, and return the kind of model that they make (``ModelConfig.kind``).
 
-    By shape, with V rows and width d: a ``[V, d]`` with a ``[V]`` bias beside it is the output projection; a lone
-    ``[V, d]`` is an embedding, and one alone serves both sides; ``[1, L, d]``, ``[L, 1, d]``, or ``[L, d]`` under a
-    name such as ``pos…`` or ``pe`` are positions.
+    By shape, with V rows and width d: a ``[V, d]`` with a ``[V]`` bias next to it is the output projection; a ``[V, d]``
+    without a bias is an embedding, and if there is only one, it serves both sides; ``[1, L, d]``, ``[L, 1, d]``, or
+    ``[L, d]`` with a name such as ``pos…`` or ``pe``, is the position table.
 
     Raises:
-        CheckpointError: where there are two readings, or a part is missing.
+        CheckpointError: if there are two ways to place a tensor, or a tensor is missing.
     """
     place_known(ledger)
     place_positions(ledger, d_model)
@@ -47,7 +47,7 @@ def place_outer(ledger: Ledger, d_model: int, has_decoder: bool) -> str:
         )
     pairs, lone = matrices(ledger, d_model)
     if not (pairs or lone or {SOURCE, TARGET, SHARED, HEAD} & ledger.placed.keys()):
-        for ours in ({POSITIONS} - ledger.asked) & ledger.placed.keys():  # no tokens, so nothing that has positions
+        for ours in ({POSITIONS} - ledger.asked) & ledger.placed.keys():  # a model without tokens has no positions
             ledger.left[ledger.origins[ours]] = ledger.placed.pop(ours)
         return "transformer"
     place_head(ledger, pairs, lone)
@@ -56,7 +56,7 @@ def place_outer(ledger: Ledger, d_model: int, has_decoder: bool) -> str:
 
 
 def place_known(ledger: Ledger) -> None:
-    """Place the tensors whose names end in a known one."""
+    """Place the tensors whose names end with a known name."""
     for theirs in outer_names(ledger):
         segments = theirs.split(".")
         ours = next((KNOWN[end] for end in (".".join(segments[n:]) for n in range(len(segments))) if end in KNOWN), "")
@@ -66,10 +66,10 @@ def place_known(ledger: Ledger) -> None:
 
 
 def place_positions(ledger: Ledger, d_model: int) -> None:
-    """Place the position table as ``[L, 1, d]``; several are one table where they are equal.
+    """Place the position table as ``[L, 1, d]``. Several equal tables count as one.
 
     Raises:
-        CheckpointError: where two differ, or the one that was asked for has another shape.
+        CheckpointError: if two tables differ.
     """
     if POSITIONS in ledger.placed:
         ledger.placed[POSITIONS] = as_positions(ledger.placed[POSITIONS])
@@ -93,24 +93,24 @@ def place_positions(ledger: Ledger, d_model: int) -> None:
 
 
 def as_positions(tensor: Tensor) -> Tensor:
-    """``[L, d]``, ``[1, L, d]`` or ``[L, 1, d]`` -> ``[L, 1, d]``; others unchanged."""
+    """``[L, d]``, ``[1, L, d]`` or ``[L, 1, d]`` -> ``[L, 1, d]``. Tensors of other shapes stay as they are."""
     if tensor.dim() == 2:
         return tensor.unsqueeze(1)
     return tensor.transpose(0, 1) if tensor.dim() == 3 and tensor.size(0) == 1 else tensor
 
 
 def outer_names(ledger: Ledger) -> list[str]:
-    """The tensors that are left and in no layer."""
+    """The names of tensors without a place that belong to no layer."""
     return [name for name in ledger.left if not LAYER.match(name)]
 
 
 def matrices(ledger: Ledger, d_model: int) -> tuple[list[str], list[str]]:
-    """The ``[V, d]`` among what is left: those with a ``[V]`` bias beside them, and those without."""
+    """The names of all ``[V, d]`` without a place: those with a ``[V]`` bias next to them, and those without."""
     pairs: list[str] = []
     lone: list[str] = []
     for name in outer_names(ledger):
         tensor = ledger.left[name]
-        weight = tensor.is_floating_point() or name.endswith("weight")  # a weight of integers is refused later, by name
+        weight = tensor.is_floating_point() or name.endswith("weight")  # weights of integers are refused later
         if tensor.dim() != 2 or tensor.size(1) != d_model or not weight:
             continue
         bias = ledger.left.get(bias_of(name))
@@ -119,7 +119,7 @@ def matrices(ledger: Ledger, d_model: int) -> tuple[list[str], list[str]]:
 
 
 def bias_of(weight: str) -> str:
-    """The name beside ``weight``: ``generator.weight`` -> ``generator.bias``."""
+    """The name of the bias that belongs to ``weight``: ``generator.weight`` -> ``generator.bias``."""
     return weight.removesuffix("weight") + "bias" if weight.endswith("weight") else ""
 
 
@@ -127,7 +127,7 @@ def place_head(ledger: Ledger, pairs: list[str], lone: list[str]) -> None:
     """Place the output projection.
 
     Raises:
-        CheckpointError: where there is none, or there are several, or it has no bias and that was not said.
+        CheckpointError: if there is none, or there are several, or it has no bias and ``--key`` does not name it.
     """
     if HEAD in ledger.placed:
         head = ledger.origins[HEAD]
@@ -159,19 +159,19 @@ def place_head(ledger: Ledger, pairs: list[str], lone: list[str]) -> None:
 
 
 def place_embeddings(ledger: Ledger, lone: list[str]) -> None:
-    """Place the embedding of each side among ``lone``, or the one that serves both.
+    """Place the embeddings of both sides, which are among ``lone``, or the one that serves both.
 
     Raises:
-        CheckpointError: where there are two readings, or none.
+        CheckpointError: if there are two ways to place them, or no embedding.
     """
     head = ledger.origins[HEAD]
-    tied = head if head in ledger.left else ""  # asked for as the projection; perhaps an embedding too
+    tied = head if head in ledger.left else ""  # the projection by --key; it may be an embedding too
     lone = [name for name in lone if name in ledger.left and name != tied]
     source, target = SOURCE in ledger.placed, TARGET in ledger.placed
     if source and target and ledger.origins[SOURCE] == ledger.origins[TARGET]:
         serve_both(ledger, SOURCE)
     elif SHARED in ledger.placed or (source and target):
-        pass  # what is left of ``lone`` is unexpected
+        pass  # tensors that remain in ``lone`` are reported as unexpected
     elif source and not lone:
         find_target(ledger, tied, named=SOURCE not in ledger.asked)
     elif target and not lone:
@@ -197,15 +197,15 @@ def place_embeddings(ledger: Ledger, lone: list[str]) -> None:
 
 
 def find_target(ledger: Ledger, tied: str, named: bool) -> None:
-    """The target's embedding, where only the source's is there: the same one, or the output projection's weights.
+    """Place the target's embedding if only the source's is there: it is the same, or the output projection's weight.
 
     Args:
-        ledger: with the source's embedding in its place.
-        tied: the tensor that is the output projection and may be an embedding too; empty if there is none.
-        named: whether the source's embedding has a name that says it is not the target's.
+        ledger: ledger in which the source's embedding is placed.
+        tied: name of the output projection if it may be an embedding too; otherwise empty.
+        named: whether the name of the source's embedding says that it is not the target's.
 
     Raises:
-        CheckpointError: where both are possible.
+        CheckpointError: if both are possible.
     """
     source = ledger.origins[SOURCE]
     if tied and tied != source:
@@ -220,10 +220,10 @@ def find_target(ledger: Ledger, tied: str, named: bool) -> None:
 
 
 def tell_apart(ledger: Ledger, lone: list[str]) -> tuple[str, str]:
-    """Source and target among two: the target has as many rows as the output projection, and the source has not.
+    """Source and target of two embeddings: only the target's has as many rows as the output projection.
 
     Raises:
-        CheckpointError: where that does not tell them apart.
+        CheckpointError: if both have as many rows, or neither has.
     """
     fits = [ledger.left[name].shape[:1] == ledger.placed[HEAD].shape[:1] for name in lone]
     if fits[0] == fits[1]:
@@ -232,7 +232,7 @@ def tell_apart(ledger: Ledger, lone: list[str]) -> tuple[str, str]:
 
 
 def two_readings(ledger: Ledger, lone: list[str]) -> CheckpointError:
-    """The error for matrices that could each be either side's embedding."""
+    """The error for matrices that could be the embedding of either side."""
     shapes = " and ".join(describe(name, ledger.left[name]) for name in lone)
     if SOURCE in ledger.placed or TARGET in ledger.placed:
         role = "target" if SOURCE in ledger.placed else "source"
@@ -246,7 +246,7 @@ def two_readings(ledger: Ledger, lone: list[str]) -> CheckpointError:
 
 
 def place_by_shape(ledger: Ledger, ours: str, theirs: str) -> None:
-    """Place an embedding whose name says nothing, and record that."""
+    """Place an embedding that is recognised by its shape alone, and record that."""
     role = next(role for role, name in ROLES.items() if name == ours)
     ledger.place(ours, theirs, ledger.left[theirs])
     ledger.assume(role, theirs, BY_SHAPE)
@@ -254,10 +254,10 @@ def place_by_shape(ledger: Ledger, ours: str, theirs: str) -> None:
 
 
 def serve_both(ledger: Ledger, ours: str) -> None:
-    """The embedding at ``ours`` serves source and target.
+    """Place the embedding at ``ours`` as the one that serves source and target.
 
     Raises:
-        CheckpointError: where it has not as many rows as the output projection.
+        CheckpointError: if it has another number of rows than the output projection.
     """
     theirs, tensor = ledger.origins[ours], ledger.placed.pop(ours)
     head = ledger.placed.get(HEAD)
@@ -276,10 +276,10 @@ def serve_both(ledger: Ledger, ours: str) -> None:
 
 
 def place_classifier_embedding(ledger: Ledger, d_model: int) -> None:
-    """Place the one embedding of a classification model.
+    """Place the embedding of a classification model.
 
     Raises:
-        CheckpointError: where several could be it.
+        CheckpointError: if several tensors could be the embedding.
     """
     if SHARED in ledger.placed:
         ledger.place(SOURCE, ledger.origins[SHARED], ledger.placed.pop(SHARED))

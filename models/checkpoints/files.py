@@ -1,4 +1,4 @@
-"""From a file to the objects in it. Nothing in a file is ever executed: pickles go through ``weights_only=True``."""
+"""Reads the objects in a file. Code in a file never runs: pickles are loaded with ``weights_only=True``."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ..errors import CheckpointError
 HOW_TO_SAVE = 'where it was written, save the weights alone: torch.save(model.state_dict(), "weights.pt")'
 CHUNK = 1 << 20
 
-# What a pickled state dict of torch.save names; anything else is not needed to hold weights.
+# The names in a state dict that torch.save pickled. Weights need no others.
 HARMLESS = re.compile(r"collections\.OrderedDict|torch\._utils\._rebuild_\w+|torch\.\w*(Storage|Size|device)")
 
 
 def read_file(path: Path) -> Any:
-    """What ``path`` holds: a ``.safetensors`` file, or one that ``torch.save`` wrote, on the CPU.
+    """The content of ``path``, a ``.safetensors`` file or a file of ``torch.save``, with all tensors on the CPU.
 
-    Zip archives are mapped, not read: tensors come into memory as they are used.
+    Zip archives are memory-mapped: a tensor is read when it is used.
 
     Raises:
-        CheckpointError: for a file that is missing, empty, damaged, of another kind, or that wants to run code.
+        CheckpointError: if the file is missing, empty, damaged or of another kind, or if its pickle would run code.
     """
     if not path.exists():
         raise CheckpointError(f"{path}: no such file", "check the path to the checkpoint")
-    if not path.is_file():  # a pipe would be waited for
+    if not path.is_file():  # reading a pipe would wait for data
         raise CheckpointError(f"{path} is not a regular file", "check the path to the checkpoint")
     try:
         with path.open("rb") as file:
@@ -59,7 +59,7 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file.
 
     Raises:
-        CheckpointError: where it is damaged, truncated or of another kind.
+        CheckpointError: if it is damaged, truncated or of another kind.
     """
     try:
         return load_file(str(path))
@@ -74,7 +74,7 @@ def read_archive(path: Path) -> Any:
     """The contents of a zip archive that ``torch.save`` wrote.
 
     Raises:
-        CheckpointError: where it is truncated, has a wrong checksum, or is an archive of another kind.
+        CheckpointError: if it is truncated, has a wrong checksum, or is an archive of another kind.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -87,14 +87,14 @@ def read_archive(path: Path) -> Any:
             if not any(name.endswith("/data.pkl") for name in names):
                 raise CheckpointError(f"{path} is a zip archive, but not one that torch.save wrote", HOW_TO_SAVE)
             for info in archive.infolist():
-                if info.CRC:  # 0 where torch.save was told not to compute it
+                if info.CRC:  # 0 if torch.save did not compute it
                     with archive.open(info) as record:
                         while record.read(CHUNK):
                             pass
             stored = all(info.compress_type == zipfile.ZIP_STORED for info in archive.infolist())
     except CheckpointError:
         raise
-    except Exception as error:  # what a damaged archive makes of the reader is not to be foreseen
+    except Exception as error:  # a damaged archive can raise any class of error
         raise CheckpointError(
             f"{path} is truncated or damaged: {one_line(error)}", "copy or download it again"
         ) from error
@@ -102,14 +102,14 @@ def read_archive(path: Path) -> Any:
 
 
 def unpickle(path: Path, mapped: bool) -> Any:
-    """``torch.load`` without its dangers; ``mapped`` leaves the tensors in the file until they are used.
+    """``torch.load`` that never runs code from the file. If ``mapped``, tensors stay in the file until they are used.
 
     Raises:
-        CheckpointError: for a pickle that wants to run code, with the name of what it asked for, or a damaged one.
+        CheckpointError: if the pickle is damaged, or would run code; the message names what it would run.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of protocols and formats: what matters comes as an error
+            warnings.simplefilter("ignore")  # about protocols and formats; problems raise errors
             return torch.load(path, weights_only=True, map_location="cpu", mmap=mapped)
     except pickle.UnpicklingError as error:
         wanted = wanted_global(path, str(error))
@@ -127,7 +127,7 @@ def unpickle(path: Path, mapped: bool) -> Any:
 
 
 def wanted_global(path: Path, refusal: str) -> str:
-    """The name that the pickle in ``path`` asked for and that ``refusal`` is about; empty if there is none."""
+    """The name in the pickle of ``path`` that ``torch.load`` refused with this message; empty if there is none."""
     named = re.search(r"GLOBAL (\S+)", refusal)
     if named:
         return named.group(1)
@@ -141,7 +141,7 @@ def wanted_global(path: Path, refusal: str) -> str:
 
 
 def first_global(file: IO[bytes]) -> str:
-    """The first name that a pickle would import and that weights do not need; read, not run."""
+    """The first name that a pickle would import and that weights do not need. The pickle is read, not run."""
     strings: list[str] = []
     memo: dict[int, str] = {}
     try:
@@ -159,12 +159,12 @@ def first_global(file: IO[bytes]) -> str:
                 strings.append(memo.get(int(argument or 0), ""))
             if name and not HARMLESS.fullmatch(name):
                 return name
-    except (ValueError, EOFError):  # not a pickle after all, or one that ends early
+    except (ValueError, EOFError):  # not a pickle, or one that ends early
         pass
     return ""
 
 
 def one_line(error: object) -> str:
-    """The message of ``error`` on one line, up to its first full stop and no longer than a person reads."""
+    """The message of ``error`` in one line, up to its first full stop and at most 160 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text.split(". ")[0].rstrip(".")[:160]

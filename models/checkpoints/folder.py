@@ -1,4 +1,4 @@
-"""A model as a folder: ``model.safetensors`` and ``config.json``."""
+"""Writes and reads a model as a folder with ``model.safetensors`` and ``config.json``."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ CONFIG = "config.json"
 
 
 def save_model(model: Model, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
-    """Write ``model`` to ``folder``, made where it is missing: everything that :func:`load_model` needs.
+    """Write ``model`` to ``folder`` for :func:`load_model`.
 
     Args:
         model: a task model or a bare ``MyTransformer``.
-        folder: where to.
-        dtype: of the weights in the file, ``torch.float16`` say; None keeps the model's.
+        folder: folder to write to; it is created if it does not exist.
+        dtype: dtype of the weights in the file, for example ``torch.float16``; None keeps that of the model.
 
     Raises:
-        OSError: where the folder cannot be written.
-        ValueError: where a weight is not finite, or does not fit into ``dtype``.
+        OSError: if the folder cannot be written.
+        ValueError: if a weight is not finite, or does not fit into ``dtype``.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # Copies, for weights that two names share are written twice.
+    # Copies: safetensors does not write tensors that share memory.
     tensors = {
         name: tensor.to(dtype or tensor.dtype, copy=True, memory_format=torch.contiguous_format)
         for name, tensor in model.state_dict().items()
@@ -42,7 +42,7 @@ def save_model(model: Model, folder: str | Path, *, dtype: torch.dtype | None = 
         if not is_finite(tensor):
             raise ValueError(f"{name} has values that are not finite in {tensor.dtype}")
     save_file(tensors, str(folder / WEIGHTS))
-    (folder / WEIGHTS).chmod(0o644)  # safetensors makes it the owner's alone, and models are shared
+    (folder / WEIGHTS).chmod(0o644)  # safetensors gives access to the owner only, but models are shared
     (folder / CONFIG).write_text(json.dumps(config_of(model).to_dict(), indent=2) + "\n")
 
 
@@ -50,7 +50,7 @@ def load_model(folder: str | Path) -> Model:
     """The model that :func:`save_model` wrote, in float32, on the CPU and in evaluation mode.
 
     Raises:
-        CheckpointError: where a file is missing or damaged, or the weights do not fit the configuration.
+        CheckpointError: if a file is missing or damaged, or the weights do not fit the configuration.
     """
     folder = Path(folder)
     config = read_config(folder / CONFIG)
@@ -71,7 +71,7 @@ def read_config(path: Path) -> ModelConfig:
     """The configuration in ``path``.
 
     Raises:
-        CheckpointError: where it is missing or not a configuration.
+        CheckpointError: if it is missing or not a configuration.
     """
     try:
         return ModelConfig.from_dict(json.loads(path.read_text()))

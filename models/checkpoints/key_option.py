@@ -1,4 +1,4 @@
-"""``--key NAME=KEY``: the caller says which tensor of the checkpoint is what."""
+"""The option ``--key NAME=KEY``: the caller says which tensor of the checkpoint is which part of the model."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ EXAMPLE = "as in --key source_embedding=embed.weight"
 
 
 def apply_keys(ledger: Ledger, keys: Keys) -> None:
-    """Place and drop the tensors that ``keys`` name.
+    """Place or drop the tensors that ``keys`` name.
 
     Args:
-        ledger: changed in place.
+        ledger: ledger of the checkpoint; it is changed.
         keys: pairs of a name and a tensor of the checkpoint, as a mapping or as ``NAME=KEY`` strings. NAME is a role
-            (:data:`~mytx.models.checkpoints.names.ROLES`), ``ignore`` (repeatable; KEY may hold ``*``), or a name of
-            our own state dicts.
+            (:data:`~mytx.models.checkpoints.names.ROLES`), ``ignore`` (repeatable; KEY may contain ``*``), or a name
+            in the state dict of a mytx model.
 
     Raises:
-        CheckpointError: for a pair that is malformed, unknown or given twice.
+        CheckpointError: if a pair is malformed, unknown or given twice.
     """
     pairs = split_pairs(keys)
     ignored = [plain_name(theirs) for name, theirs in pairs if name == IGNORE]
@@ -54,8 +54,8 @@ def apply_keys(ledger: Ledger, keys: Keys) -> None:
         for theirs in dropped:
             ledger.take(theirs)
             ledger.assume(IGNORE, theirs, "option")
-    for ours, theirs in ledger.origins.items():  # only now: one tensor may be asked for twice
-        if ours != HEAD or HEAD_BIAS in ledger.placed:  # a projection without a bias may be an embedding too
+    for ours, theirs in ledger.origins.items():  # only now, because two names may use one tensor
+        if ours != HEAD or HEAD_BIAS in ledger.placed:  # without a bias it may be an embedding too
             ledger.take(theirs)
 
 
@@ -63,7 +63,7 @@ def split_pairs(keys: Keys) -> list[tuple[str, str]]:
     """``keys`` as pairs.
 
     Raises:
-        CheckpointError: where one is not of the form NAME=KEY.
+        CheckpointError: if one is not of the form NAME=KEY.
     """
     if isinstance(keys, Mapping):
         return [(name, key) for name, value in keys.items() for key in ([value] if isinstance(value, str) else value)]
@@ -77,10 +77,10 @@ def split_pairs(keys: Keys) -> list[tuple[str, str]]:
 
 
 def our_name(name: str) -> str:
-    """The place that ``name``, a role or a name of our state dicts, stands for.
+    """The name in the ledger for ``name``, which is a role or a name in the state dict of a mytx model.
 
     Raises:
-        CheckpointError: where it is neither.
+        CheckpointError: if it is neither.
     """
     ours = ROLES.get(name, name).removeprefix("my_transformer.")
     if ours not in OUTER and not STACK_NAME.fullmatch(ours):
@@ -92,7 +92,7 @@ def our_name(name: str) -> str:
 
 
 def unknown_tensor(ledger: Ledger, name: str, key: str) -> CheckpointError:
-    """The error for a ``key`` that the checkpoint does not have, with the nearest that it has."""
+    """The error for a ``key`` that is not in the checkpoint, with the most similar names in it."""
     near = difflib.get_close_matches(key, ledger.left, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(list(ledger.left)[:5])}, …"
     return CheckpointError(f"--key {name}={key}: the checkpoint has no tensor {key}", hint)

@@ -1,4 +1,4 @@
-"""The layers of a checkpoint under our names, whichever of the known layouts they are in."""
+"""Places the tensors of the layers, in any of the known layouts, and reads the sizes from their shapes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEGACY = re.compile(r"(?P<block>.*(?:self_attn|multihead_attn))\.(?P<projection>
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the shapes of the layers say; the names are those of ``TransformerConfig``."""
+    """Sizes that follow from the shapes of the layers; the names are those of ``TransformerConfig``."""
 
     d_model: int
     dim_feedforward: int
@@ -31,14 +31,14 @@ class Sizes:
 
 
 def place_layers(ledger: Ledger) -> Sizes:
-    """Place the tensors of both stacks and read the sizes from them. Each attention block may be in its own layout:
+    """Place the tensors of both stacks and read the sizes from them. Each attention block may have its own layout:
 
     - current: ``q_proj.weight``, ``q_proj.bias``, …
     - packed, as in ``torch.nn.MultiheadAttention``: ``in_proj_weight [3E, E]``, ``in_proj_bias [3E]``
-    - legacy: ``q_proj_weight``, …, and no bias: zeros, which is exact
+    - legacy: ``q_proj_weight``, …, without a bias; biases of zero are exact
 
     Raises:
-        CheckpointError: where there are no layers, or two transformers, or layers or one of the final norms missing.
+        CheckpointError: if there are no layers or two transformers, or if a layer or one of the final norms is missing.
     """
     legacy: dict[str, int] = {}
     for stack, outer in find_stacks(ledger).items():
@@ -51,10 +51,10 @@ def place_layers(ledger: Ledger) -> Sizes:
 
 
 def find_stacks(ledger: Ledger) -> dict[str, str]:
-    """The prefix before ``layers.N.…`` of each stack: ``{"encoder": "transformer.encoder."}``.
+    """The prefix before ``layers.N.…`` for each stack: ``{"encoder": "transformer.encoder."}``.
 
     Raises:
-        CheckpointError: where a stack has several.
+        CheckpointError: if a stack has several prefixes.
     """
     prefixes: dict[str, list[str]] = {stack: [] for stack in STACKS}
     for name in ledger.left:
@@ -73,7 +73,7 @@ def find_stacks(ledger: Ledger) -> dict[str, str]:
 
 
 def place_one(ledger: Ledger, legacy: dict[str, int], theirs: str, ours: str) -> None:
-    """Place the tensor ``theirs`` of a stack; ``legacy`` collects the width of each block in the legacy layout."""
+    """Place the tensor ``theirs`` of a stack. ``legacy`` collects the width of each block in the legacy layout."""
     tensor = ledger.left[theirs]
     packed, raw = PACKED.fullmatch(ours), LEGACY.fullmatch(ours)
     pieces: dict[str, Tensor] = {}
@@ -94,7 +94,7 @@ def place_one(ledger: Ledger, legacy: dict[str, int], theirs: str, ours: str) ->
 
 
 def zero_biases(ledger: Ledger, legacy: dict[str, int]) -> None:
-    """Zeros for the query, key and value biases that the legacy layout never had."""
+    """Place zeros for the query, key and value biases, which the legacy layout does not have."""
     names = [(f"{block}.{projection}.bias", width) for block, width in legacy.items() for projection in PROJECTIONS]
     absent = [(name, width) for name, width in names if name not in ledger.placed]
     for name, width in absent:
@@ -104,10 +104,10 @@ def zero_biases(ledger: Ledger, legacy: dict[str, int]) -> None:
 
 
 def read_sizes(ledger: Ledger) -> Sizes:
-    """The sizes that the placed layers say.
+    """The sizes of the placed layers.
 
     Raises:
-        CheckpointError: where there are no layers, no encoder, or a layer or one of the final norms is missing.
+        CheckpointError: if there are no layers or no encoder, or if a layer or one of the final norms is missing.
     """
     first = next((name for name in ledger.placed if name.endswith("linear1.weight")), None)
     if first is None and any(map(LAYER.match, ledger.placed)):
@@ -143,10 +143,10 @@ def read_sizes(ledger: Ledger) -> Sizes:
 
 
 def count_layers(ledger: Ledger, stack: str) -> int:
-    """How many layers ``stack`` has.
+    """The number of layers in ``stack``.
 
     Raises:
-        CheckpointError: where their numbers have a gap.
+        CheckpointError: if a layer is missing between others.
     """
     matches = (LAYER.fullmatch(name) for name in ledger.placed)
     numbers = sorted({int(match["index"]) for match in matches if match and match["stack"] == stack})

@@ -1,4 +1,4 @@
-"""The ledger of a checkpoint: which of its tensors became which of ours, and what is left."""
+"""The ledger of a checkpoint: which of its tensors becomes which tensor of the model, and which have no place yet."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ SHOWN = 5
 
 @dataclass
 class Ledger:
-    """Tensors on their way from a checkpoint into a model.
+    """The tensors of a checkpoint and their places in a model.
+
+    A name in the model is called ``ours``, a name in the checkpoint ``theirs``.
 
     Attributes:
-        left: the checkpoint's tensors that have no place yet, by its names.
-        placed: tensors by our names.
-        origins: the checkpoint's name for each of ``placed``.
-        asked: our names whose tensor the caller named with ``--key``.
-        assumed: what the checkpoint did not say.
+        left: tensors of the checkpoint that have no place yet, by their names in the checkpoint.
+        placed: tensors of the model, by their names in the model.
+        origins: for each name in ``placed``, the name of the tensor in the checkpoint.
+        asked: names in the model for which the caller named a tensor with ``--key``.
+        assumed: settings that are not in the checkpoint.
     """
 
     left: dict[str, Tensor]
@@ -35,29 +37,29 @@ class Ledger:
     assumed: list[Assumption] = field(default_factory=list)
 
     def place(self, ours: str, theirs: str, tensor: Tensor) -> None:
-        """Give ``tensor``, which is ``theirs`` or cut from it, the place ``ours``."""
+        """Place ``tensor``, which is ``theirs`` or a part of it, at ``ours``."""
         self.placed[ours] = tensor
         self.origins[ours] = theirs
 
     def take(self, theirs: str) -> None:
-        """``theirs`` is accounted for; a tensor may be placed twice before."""
+        """Remove ``theirs`` from the tensors without a place. Before that it may be placed more than once."""
         self.left.pop(theirs, None)
 
     def nest(self, prefix: str) -> None:
-        """Put ``prefix`` before the names of both stacks."""
+        """Put ``prefix`` before the names of all tensors in both stacks."""
         for ours in [name for name in self.placed if name.startswith(("encoder.", "decoder."))]:
             self.place(prefix + ours, self.origins.pop(ours), self.placed.pop(ours))
 
     def assume(self, name: str, value: Any, source: str) -> None:
-        """Record what the checkpoint did not say."""
+        """Record a setting that is not in the checkpoint."""
         self.assumed.append(Assumption(name, value, source))
 
 
 def check_complete(ledger: Ledger, expected: Mapping[str, Tensor]) -> None:
-    """Check that ``ledger.placed`` is exactly ``expected`` in names and shapes, and that nothing is left.
+    """Check that ``ledger.placed`` has exactly the names and shapes of ``expected``, and that no tensor is left.
 
     Raises:
-        CheckpointError: naming what is missing, unexpected, or of another shape.
+        CheckpointError: if tensors are missing, unexpected or of another shape; the message names them.
     """
     missing = [name for name in expected if name not in ledger.placed]
     extra = [describe(name, tensor) for name, tensor in ledger.left.items()]
@@ -74,7 +76,7 @@ def check_complete(ledger: Ledger, expected: Mapping[str, Tensor]) -> None:
 
 
 def raise_mismatch(missing: list[str], extra: list[str]) -> NoReturn:
-    """Raise the error for tensors that are ``missing`` (our names) and ``extra`` (the checkpoint's, with shapes)."""
+    """Raise the error for ``missing`` tensors (names in the model) and ``extra`` ones (names in the file, and shapes)."""
     message = f"the checkpoint lacks {listed(missing, 'tensor')}" if missing else "the checkpoint"
     if extra:
         message += f"{' and' if missing else ''} has {listed(extra, 'unexpected tensor')}"
@@ -89,10 +91,10 @@ def raise_mismatch(missing: list[str], extra: list[str]) -> NoReturn:
 
 
 def to_float32(ledger: Ledger) -> dict[str, Tensor]:
-    """Independent float32 copies of ``ledger.placed``, which is emptied on the way to keep memory low.
+    """Float32 copies of the tensors in ``ledger.placed``, which is emptied to keep memory low.
 
     Raises:
-        CheckpointError: for tensors that are not floats, or not finite, by name.
+        CheckpointError: if tensors are not floats, or have values that are not finite; the message names them.
     """
     odd = [f"{ledger.origins[name]} ({unsuited(tensor)})" for name, tensor in ledger.placed.items() if unsuited(tensor)]
     if odd:
@@ -105,7 +107,7 @@ def to_float32(ledger: Ledger) -> dict[str, Tensor]:
         dtypes.add(tensor.dtype)
         state[name] = copy_float32(tensor)
         if not is_finite(state[name]):
-            theirs = ledger.origins[name]  # a packed tensor has several places
+            theirs = ledger.origins[name]  # the parts of a packed tensor have one origin
             broken[theirs] = broken.get(theirs, 0) + int((~state[name].isfinite()).sum())
     if broken:
         counted = [f"{theirs} ({count:,} value{'' if count == 1 else 's'})" for theirs, count in broken.items()]
@@ -125,6 +127,6 @@ def describe(name: str, tensor: Tensor) -> str:
 
 
 def listed(names: list[str], noun: str) -> str:
-    """``7 tensors: a, b, c, d, e, …``: the first few and how many there are."""
+    """``7 tensors: a, b, c, d, e, …``: the number of names and the first of them."""
     shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
     return f"{len(names)} {noun}{'' if len(names) == 1 else 's'}: {shown}"

@@ -1,4 +1,4 @@
-"""A checkpoint that somebody trained, as a model: read, recognise, size, configure, load."""
+"""Loads a checkpoint into a model: read the file, place the tensors, read the sizes, configure, build."""
 
 from __future__ import annotations
 
@@ -41,21 +41,23 @@ def load_checkpoint(
 ) -> Model:
     """The model in a ``.pt``, ``.pkl`` or ``.safetensors`` file, in float32, on the CPU and in evaluation mode.
 
-    Sizes are read from the shapes. What a checkpoint cannot say is taken from the options or their defaults, the
-    seed's, and recorded in ``config_of(model).assumed``. Every tensor of the file is used or the load fails.
+    Sizes are read from the shapes. Settings that a checkpoint does not hold come from the options or from their
+    defaults, which are those of the original code, and are recorded in ``config_of(model).assumed``. If a tensor of the
+    file is not used, loading fails.
 
     Args:
         path: the file, or a folder that ``save_model`` wrote.
-        nhead: number of heads; a checkpoint does not tell.
-        keys: which tensor is what, where names and shapes leave it open: ``{"source_embedding": "embed.weight"}`` or
-            ``["source_embedding=embed.weight"]``. See :func:`~mytx.models.checkpoints.key_option.apply_keys`.
+        nhead: number of heads, which is not in a checkpoint.
+        keys: which tensor is which part of the model, if names and shapes do not say:
+            ``{"source_embedding": "embed.weight"}`` or ``["source_embedding=embed.weight"]``. See
+            :func:`~mytx.models.checkpoints.key_option.apply_keys`.
         activation, norm_first, layer_norm_eps: as in :class:`~mytx.transformer.TransformerConfig`.
         embedding_scale, pad_id, bos_id, eos_id, pooling: as in :class:`~mytx.models.ModelConfig`.
-        vocab: vocabulary, or its JSON file; default: ``vocab.json`` beside the checkpoint. Ids of its special tokens
-            are taken where no option gives them.
+        vocab: vocabulary, or its JSON file. The default is ``vocab.json`` next to the checkpoint. Its special tokens
+            give the special ids that no option gives.
 
     Raises:
-        CheckpointError: with a message that names the problem and a hint with the next step.
+        CheckpointError: if the checkpoint cannot be loaded; the message names the problem, the hint the next step.
     """
     path = Path(path)
     given = {
@@ -79,7 +81,7 @@ def load_checkpoint(
 
 
 def read_tensors(path: Path) -> Ledger:
-    """The tensors in the file ``path``, none of them placed yet."""
+    """A ledger with the tensors in the file ``path``; none of them is placed yet."""
     found = unwrap(read_file(path))
     ledger = Ledger(found.tensors)
     if found.others:
@@ -89,7 +91,7 @@ def read_tensors(path: Path) -> Ledger:
 
 
 def read_vocab(kind: str, path: Path, vocab: Vocab | None) -> Vocabulary | None:
-    """The vocabulary that was given or that lies beside ``path``, for a model that has tokens."""
+    """The vocabulary that is given or is next to ``path``, for a model that has tokens."""
     if kind == "transformer":
         if vocab is not None:
             raise CheckpointError("a bare transformer has no tokens, so no vocabulary", "leave out --vocab")
@@ -104,10 +106,10 @@ def read_vocab(kind: str, path: Path, vocab: Vocab | None) -> Vocabulary | None:
 def configure(
     kind: str, sizes: Sizes, ledger: Ledger, nhead: int | None, given: dict[str, Any], vocabulary: Vocabulary | None
 ) -> ModelConfig:
-    """The configuration that shapes, options and vocabulary make, with what was assumed.
+    """The configuration from shapes, options and vocabulary, with all assumptions.
 
     Raises:
-        CheckpointError: for a head count that is missing or does not fit, or an option that does not.
+        CheckpointError: if the head count is missing, or it or an option does not fit.
     """
     missing = [name for name in REQUIRED[kind] if name not in ledger.placed]
     if missing:
@@ -139,16 +141,16 @@ def configure(
 
 
 def rows(ledger: Ledger, ours: str) -> int:
-    """Rows of the tensor that was placed as ``ours``; 0 where there is none."""
+    """The number of rows of the tensor placed at ``ours``; 0 if there is none."""
     tensor = ledger.placed.get(ours)
     return tensor.size(0) if tensor is not None and tensor.dim() > 0 else 0
 
 
 def model_of(config: ModelConfig, ledger: Ledger) -> Model:
-    """The model of ``config`` with exactly the tensors of ``ledger``.
+    """The model of this configuration with the tensors of ``ledger``.
 
     Raises:
-        CheckpointError: where tensors are missing, left over, of another shape, not floats or not finite.
+        CheckpointError: if tensors are missing, unexpected, of another shape, not floats or not finite.
     """
     model = empty_model(config)
     if config.kind in ("translation", "couplet"):
@@ -161,10 +163,10 @@ def model_of(config: ModelConfig, ledger: Ledger) -> Model:
 
 
 def load_folder(path: Path, keys: Keys, given: dict[str, Any], vocab: Vocab | None) -> Model:
-    """The model that ``save_model`` wrote to ``path``; its configuration decides, and nothing may contradict it.
+    """The model that ``save_model`` wrote to ``path``. Its configuration holds all settings.
 
     Raises:
-        CheckpointError: where an option or the vocabulary does, or the folder is not a model.
+        CheckpointError: if an option or the vocabulary contradicts the configuration, or the folder holds no model.
     """
     model = load_model(path)
     config = config_of(model)

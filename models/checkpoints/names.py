@@ -1,10 +1,10 @@
-"""Names of tensors: those that mytx gives them, and the patterns of names that checkpoints have."""
+"""Names of tensors in mytx models, and patterns for names in checkpoints."""
 
 from __future__ import annotations
 
 import re
 
-# Outside the layers: the names of the task models' state dicts. The stacks are `encoder.…` and `decoder.…` here.
+# Tensors outside the layers, as in the state dicts of the task models.
 SOURCE = "src_token_embedding.embedding.weight"
 TARGET = "tgt_token_embedding.embedding.weight"
 SHARED = "token_embedding.embedding.weight"
@@ -14,7 +14,7 @@ HEAD_BIAS = "classification.bias"
 CLASSIFIER = ("classifier.0.weight", "classifier.0.bias", "classifier.2.weight", "classifier.2.bias")
 OUTER = (SOURCE, TARGET, SHARED, POSITIONS, HEAD, HEAD_BIAS, *CLASSIFIER)
 
-#: What each kind of model has outside its layers and cannot do without.
+#: The tensors outside the layers that each kind of model needs.
 REQUIRED = {
     "transformer": (),
     "translation": (SOURCE, TARGET, HEAD, HEAD_BIAS),
@@ -22,14 +22,14 @@ REQUIRED = {
     "classification": (SOURCE, *CLASSIFIER),
 }
 
-#: What a person calls them: in ``--key ROLE=NAME`` and in what is recorded as assumed.
+#: Their names for users, in ``--key ROLE=NAME`` and in assumptions.
 ROLES = {"source_embedding": SOURCE, "target_embedding": TARGET, "output_projection": HEAD, "positions": POSITIONS}
 
-#: Names inside the stacks, without the ``my_transformer.`` that the sequence models put before them.
+#: Tensors in the stacks of a model, without the prefix ``my_transformer.`` of the sequence models.
 STACK_NAME = re.compile(
     r"(encoder|decoder)\.(norm|layers\.\d+\.((self_attn|multihead_attn)\.(q|k|v|out)_proj|linear[12]|norm[123]))"
     r"\.(weight|bias)"
 )
 
-#: A tensor of a layer in a checkpoint, with any prefix.
+#: Tensors of a layer in a checkpoint, with any prefix.
 LAYER = re.compile(r"(?P<outer>.*?)(?P<stack>encoder|decoder)\.layers\.(?P<index>\d+)\.(?P<rest>.+)")

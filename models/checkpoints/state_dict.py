@@ -1,4 +1,4 @@
-"""From the objects in a checkpoint to one state dict with plain names."""
+"""Finds the state dict in the objects of a checkpoint, and removes the prefixes of wrappers from its names."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor
 from ..errors import CheckpointError
 from .names import LAYER
 
-#: Where a checkpoint keeps its weights, best first; a bare state dict comes before all of them.
+#: Keys under which checkpoints hold weights, best first. A bare state dict is better than all of them.
 PREFERRED = (
     "model", "model_state_dict", "state_dict", "model_state", "net", "network", "module", "transformer", "weights",
     "params", "ema", "model_ema", "ema_model", "ema_state_dict",
 )  # fmt: skip
 
-#: Path segments that a wrapper adds: DataParallel (and DeepSpeed, AveragedModel), torch.compile.
+#: Segments that wrappers add to names: DataParallel (and DeepSpeed, AveragedModel), torch.compile.
 WRAPPERS = ("module", "_orig_mod")
 
 
 @dataclass(frozen=True)
 class StateDict:
-    """One state dict out of a checkpoint.
+    """The state dict that was found in a checkpoint.
 
     Attributes:
-        tensors: by plain names.
-        place: where it was: ``model.state_dict``; empty for a bare one.
-        others: where there are more weights, none of which are taken.
+        tensors: tensors by their names without the segments of wrappers.
+        place: its place in the checkpoint: ``model.state_dict``; empty for a bare state dict.
+        others: places of other weights in the checkpoint, which are not used.
     """
 
     tensors: dict[str, Tensor]
@@ -37,12 +37,12 @@ class StateDict:
 
 
 def unwrap(content: Any) -> StateDict:
-    """The state dict in ``content``: bare, or under a key, at most two deep, such as ``model`` or ``state_dict``.
+    """The state dict in ``content``: bare, or under one or two keys such as ``model`` or ``state_dict``.
 
-    One that holds transformer layers is wanted; where several do, :data:`PREFERRED` decides.
+    State dicts with transformer layers come first; among several, :data:`PREFERRED` decides.
 
     Raises:
-        CheckpointError: where there is none, or several and no preference.
+        CheckpointError: if there is none, or if there are several and none of them is preferred.
     """
     found = state_dicts(content)
     if not found:
@@ -64,12 +64,12 @@ def unwrap(content: Any) -> StateDict:
 
 
 def has_weights(tensors: dict[str, Tensor]) -> bool:
-    """Whether any of ``tensors`` is a matrix or more: not just a step or a loss."""
+    """Whether a tensor has two or more dimensions; a step counter or a loss has none."""
     return any(tensor.dim() > 1 for tensor in tensors.values())
 
 
 def state_dicts(content: Any, place: str = "", depth: int = 2) -> dict[str, dict[str, Tensor]]:
-    """Every mapping in ``content`` that holds named tensors, by its place, down to ``depth``."""
+    """All mappings in ``content`` that hold named tensors, by their place, at most ``depth`` keys deep."""
     if not isinstance(content, Mapping):
         return {}
     named = {name: value for name, value in content.items() if isinstance(name, str)}
@@ -82,22 +82,22 @@ def state_dicts(content: Any, place: str = "", depth: int = 2) -> dict[str, dict
 
 
 def rank(place: str) -> tuple[int, ...]:
-    """Sorts places by preference; equal for two that nothing tells apart."""
+    """A sort key for places, by preference. It is equal for two places if none of them is preferred."""
     segments = place.split(".") if place else []
     return tuple(PREFERRED.index(part) if part in PREFERRED else len(PREFERRED) for part in segments)
 
 
 def plain_name(name: str) -> str:
-    """``name`` without the segments that wrappers add: ``module.encoder.…`` -> ``encoder.…``."""
+    """``name`` without the segments of wrappers: ``module.encoder.…`` -> ``encoder.…``."""
     *path, last = name.split(".")
     return ".".join([part for part in path if part not in WRAPPERS] + [last])
 
 
 def plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors`` by their plain names.
+    """``tensors`` by their names without the segments of wrappers.
 
     Raises:
-        CheckpointError: where two tensors would get the same.
+        CheckpointError: if two tensors would get the same name.
     """
     plain: dict[str, Tensor] = {}
     origins: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What the values of tensors are: whether they can be weights, and whether they are finite in float32."""
+"""Checks of the values of tensors: whether they can be weights, and whether float32 can hold them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# What to do about bad weights.
+# Hints for bad weights.
 SAVE = "weights are float16, bfloat16, float32 or float64: save them before quantisation"
 DIVERGED = "the training diverged, the file is damaged, or float32 cannot hold the values: take an earlier checkpoint"
 
 
 @dataclass(frozen=True)
 class BadWeight:
-    """A tensor of a checkpoint that is a weight and cannot be one: an export refuses it.
+    """A weight that an export refuses: it is not a tensor of plain floats, or has values that float32 cannot hold.
 
     Attributes:
         tensor: its name in the checkpoint.
-        shape: its sizes.
-        dtype: its dtype: ``float32``.
+        shape: its shape.
+        dtype: its dtype, such as ``float32``.
         values: number of values.
         nan: number of values that are NaN.
         infinite: number of values that are infinite.
         too_large: number of finite values that float32 cannot hold.
-        reason: the same in words: ``3 NaN, 1 infinite of 384 values``.
+        reason: what is wrong, in words: ``3 NaN, 1 infinite of 384 values``.
         hint: the next step.
     """
 
@@ -42,12 +42,12 @@ class BadWeight:
 
 
 def bad_weights(weights: Mapping[str, Tensor]) -> list[BadWeight]:
-    """Those of ``weights``, by their names, that are not plain floats or have values that float32 cannot hold."""
+    """The bad weights among ``weights``, which are given by name."""
     return [bad for name, tensor in weights.items() if (bad := bad_weight(name, tensor)) is not None]
 
 
 def bad_weight(name: str, tensor: Tensor) -> BadWeight | None:
-    """What makes ``tensor`` a bad weight; None if nothing does."""
+    """The description of ``tensor`` if it is a bad weight; otherwise None."""
     shape, dtype, values = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.numel()
     if what := unsuited(tensor):
         reason = f"{values:,} values that are not plain floats: {what}"
@@ -69,12 +69,12 @@ def copy_float32(tensor: Tensor) -> Tensor:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no value of ``tensor`` is NaN or infinite; without a copy, unlike ``isfinite().all()``."""
+    """Whether no value of ``tensor`` is NaN or infinite. Needs no copy, unlike ``isfinite().all()``."""
     return tensor.numel() == 0 or all(math.isfinite(extreme) for extreme in torch.aminmax(tensor.detach()))
 
 
 def unsuited(tensor: Tensor) -> str:
-    """What keeps ``tensor`` from being plain weights, its dtype or layout; empty if nothing does."""
+    """The dtype or layout of ``tensor`` if weights cannot have it; otherwise empty."""
     if not tensor.is_floating_point() or tensor.is_quantized:
         return str(tensor.dtype).removeprefix("torch.")
     if tensor.layout != torch.strided:
