@@ -83,7 +83,7 @@ def describe_checkpoint(path: str | Path, keys: Keys = ()) -> CheckpointDescript
 
 
 def weights_of(ledger: Ledger, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights among the ``tensors`` of a checkpoint: those with a place in the model, or with a name like ``weight``.
+    """The weights among ``tensors``: those with a place in the model, or with a name like ``weight``.
 
     Buffers without a place in the model, such as position ids or ``num_batches_tracked``, are not weights.
     """

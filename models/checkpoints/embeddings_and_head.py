@@ -28,7 +28,7 @@ BY_SHAPE = "mapped by shape"
 def place_outer(ledger: Ledger, d_model: int, has_decoder: bool) -> str:
     """Place the tensors outside the layers, and return the kind of model that they make (``ModelConfig.kind``).
 
-    By shape, with V rows and width d: a ``[V, d]`` with a ``[V]`` bias next to it is the output projection; a ``[V, d]``
+    By shape, V rows and width d: a ``[V, d]`` with a ``[V]`` bias next to it is the output projection; a ``[V, d]``
     without a bias is an embedding, and if there is only one, it serves both sides; ``[1, L, d]``, ``[L, 1, d]``, or
     ``[L, d]`` with a name such as ``pos…`` or ``pe``, is the position table.
 

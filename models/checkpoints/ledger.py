@@ -76,7 +76,7 @@ def check_complete(ledger: Ledger, expected: Mapping[str, Tensor]) -> None:
 
 
 def raise_mismatch(missing: list[str], extra: list[str]) -> NoReturn:
-    """Raise the error for ``missing`` tensors (names in the model) and ``extra`` ones (names in the file, and shapes)."""
+    """Raise an error for ``missing`` tensors (names in the model) and ``extra`` ones (names, shapes in the file)."""
     message = f"the checkpoint lacks {listed(missing, 'tensor')}" if missing else "the checkpoint"
     if extra:
         message += f"{' and' if missing else ''} has {listed(extra, 'unexpected tensor')}"
