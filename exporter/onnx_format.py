@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,10 @@ from torch.export import ExportedProgram
 from .contract import Contract, TensorSpec
 from .errors import ExportError, OptionError, first_line
 from .graph import Graph
+from .layers import marking, shallow, stacks_of
+from .onnx_layers import UnlikeError, repeat_layers
 from .onnx_stream import write_model
+from .onnx_translation import marks, translate
 from .program import export_program
 from .shared_weights import SharedWeights
 
@@ -40,13 +44,32 @@ def to_onnx(graph: Graph, opset: int = DEFAULT_OPSET) -> ir.Model:
         ExportError: where the exporter fails, or a dimension that the contract lets vary came out fixed.
     """
     check_opset(opset)
-    contract = graph.contract
-    model = from_program(export_program(graph), f"the {contract.graph} graph", opset)
+    stacks = stacks_of(graph)
+    if stacks:
+        first = shallow(graph, stacks)
+        with marking():
+            program = export_program(first)
+        model = translate(program, opset) or from_program(program, f"the {graph.name} graph", opset)
+        _name(model, first)
+        with contextlib.suppress(UnlikeError):
+            repeat_layers(model, stacks, graph.contract, graph.weights())
+            return model
+    return whole_to_onnx(graph, opset)
+
+
+def whole_to_onnx(graph: Graph, opset: int = DEFAULT_OPSET) -> ir.Model:
+    """As :func:`to_onnx`, with every layer traced."""
+    check_opset(opset)
+    model = from_program(export_program(graph), f"the {graph.name} graph", opset)
+    _name(model, graph)
+    return model
+
+
+def _name(model: ir.Model, graph: Graph) -> None:
     name_weights(model, graph.weights())
     _name_nodes(model.graph)
-    _fit_to_contract(model, contract)
+    _fit_to_contract(model, graph.contract)
     simplify(model)
-    return model
 
 
 def name_weights(model: ir.Model, expected: Mapping[str, torch.Tensor]) -> None:
@@ -62,7 +85,14 @@ def from_program(program: ExportedProgram, what: str, opset: int) -> ir.Model:
     """A program as ONNX, as the exporter gives it. Raises ``ExportError``, naming ``what``, where it cannot."""
     try:
         with torch.no_grad():
-            exported = torch.onnx.export(program, dynamo=True, opset_version=opset, optimize=False, verbose=False)
+            exported = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=opset,
+                optimize=False,
+                verbose=False,
+                custom_translation_table=marks(),
+            )
     except Exception as error:
         raise ExportError(
             f"PyTorch could not export {what} to ONNX: {first_line(error)}", "run again with -v for the whole story"
