@@ -58,15 +58,25 @@ def translate(program: ExportedProgram, opset: int) -> ir.Model | None:
     if _core is None:
         return None
     registry = _registry(opset)
-    operators = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    if not all(registry.is_registered(operator) for operator in operators):
+    program._graph_module = _fx_passes.remove_assertion_nodes(program.graph_module)
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    for node in nodes:
+        _rename(node)
+    if not all(registry.is_registered(node.target) for node in nodes):
         return None
     with torch.fx.experimental._config.patch(backed_size_oblivious=True):  # as torch.onnx.export has it
         _fx_passes.insert_type_promotion_nodes(program.graph_module)
-    program._graph_module = _fx_passes.remove_assertion_nodes(program.graph_module)
     model = _core._exported_program_to_onnx_program(program, registry=registry).model
     version_converter.convert_version(model, opset, fallback=True)
     return model
+
+
+def _rename(node: torch.fx.Node) -> None:
+    """The operator by the name that the exporter knows, where it has two."""
+    if node.target is torch.ops.aten.__and__.Tensor:
+        node.target = torch.ops.aten.bitwise_and.Tensor
+    elif node.target is torch.ops.aten.to.dtype and len(node.args) == 2 and not node.kwargs:
+        node.target, node.args, node.kwargs = torch.ops.aten._to_copy.default, node.args[:1], {"dtype": node.args[1]}
 
 
 @functools.cache
