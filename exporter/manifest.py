@@ -7,6 +7,7 @@ change a file can change the manifest too.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import stat
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from .contract import Contract
 from .errors import BundleError
 from .formats import FORMATS
-from .onnx_stream import read_header, read_model
+from .onnx_stream import inner_tensors, read_header, read_model
 from .typed import fits
 
 Array = NDArray[np.generic]
@@ -243,8 +244,9 @@ def _changed(path: Path, entry: FileEntry) -> str:
 def _external_problems(path: Path, listed: set[str]) -> list[str]:
     """Weights outside of the file: they must be in files that were checked."""
     try:
-        _, tensors = read_model(path)
-        places = {item.value for tensor in tensors for item in tensor.external_data if item.key == "location"}
+        graph, tensors = read_model(path)
+        every = itertools.chain(tensors, inner_tensors(graph))
+        places = {item.value for tensor in every for item in tensor.external_data if item.key == "location"}
     except Exception as error:
         return [f"{path.name} is not ONNX: {type(error).__name__}: {error}"]
     return [f"{path.name} has weights in {place!r}, which is not listed" for place in sorted(places - listed)]

@@ -183,7 +183,8 @@ def finish(model: ir.Model, contract: Contract, properties: dict[str, str]) -> N
         value.shape = None
         value.type = None
         value.doc_string = None  # a half that was read from its file has one for what was its output
-    for value in [*outside, *inside, *model.graph.initializers.values()]:
+    weights = [value for graph in model.graphs() for value in graph.initializers.values()]
+    for value in [*outside, *inside, *weights]:
         value.metadata_props.clear()
     model.metadata_props.clear()
     model.metadata_props.update(metadata(contract), **properties)

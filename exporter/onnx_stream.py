@@ -7,6 +7,8 @@ straight from the model to the file and back: https://protobuf.dev/programming-g
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -33,7 +35,7 @@ def write_model(model: ir.Model, path: Path, shared: SharedWeights | None = None
     """Write ``model`` to ``path``; ``model`` stays as it is.
 
     Args:
-        model: with its weights as initializers of its graph.
+        model: with its weights as initializers of its graph, or of graphs inside of it.
         path: the file.
         shared: weights in the same folder: what they hold is referred to. All else stands in the file.
 
@@ -42,6 +44,19 @@ def write_model(model: ir.Model, path: Path, shared: SharedWeights | None = None
         ExportError: where it would be larger than protobuf allows.
     """
     skeleton = model.clone()
+    inner = 0
+    for value in _inner_values(skeleton):
+        tensor = value.const_value
+        assert tensor is not None
+        place = shared.find(tensor) if shared else None
+        if place:
+            location = dict(location=WEIGHTS, offset=place.offset, length=place.length, base_dir=path.parent)
+            value.const_value = ir.ExternalTensor(
+                dtype=tensor.dtype, shape=ir.Shape(tensor.shape), name=value.name or "", **location
+            )
+        inner += 0 if place else tensor.nbytes
+    if inner > INLINE_LIMIT:
+        raise _too_large(path, inner, shared)
     weights = [value for value in skeleton.graph.initializers.values() if value.const_value is not None]
     skeleton.graph.initializers.clear()
     proto = ir.to_proto(skeleton)
@@ -60,10 +75,7 @@ def write_model(model: ir.Model, path: Path, shared: SharedWeights | None = None
         tensors.append((prefix, None if place else tensor))
         size += len(prefix) + inside
     if size > INLINE_LIMIT:
-        raise ExportError(
-            f"{path.name} would have {size / 1e9:.1f} GB, a file of ONNX at most 2 GB",
-            "choose fewer graphs, or a smaller model" if shared else "export it with --weights shared",
-        )
+        raise _too_large(path, size, shared)
 
     with path.open("wb") as file:
         file.write(proto.SerializeToString())
@@ -88,14 +100,17 @@ def read_header(path: Path) -> onnx.ModelProto:
 def read_model(path: Path) -> tuple[onnx.GraphProto, Iterator[onnx.TensorProto]]:
     """The graph of the file at ``path`` without its initializers, and these one after the other.
 
-    A weight that stands in another file comes without its values: see :func:`read_values`.
+    Those of graphs inside of it, the bodies of loops, are among them, and what reads them there reads them from
+    outside; but where a name stands twice in a file, its tensors stay where they are: see :func:`inner_tensors`. A
+    weight that stands in another file comes without its values: see :func:`read_values`.
 
     Raises:
         OSError: where it cannot be read.
         Exception: protobuf's or ``ValueError``, where it is not ONNX.
     """
     graph, places = _graph(path)
-    return graph, (tensor for _, tensor in _tensors(path, places))
+    moved = _take_inner(graph, [tensor.name for _, tensor in _tensors(path, places)] if _has_inner(graph) else [])
+    return graph, itertools.chain((tensor for _, tensor in _tensors(path, places)), moved)
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -104,6 +119,11 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
         if attribute.HasField("g"):
             yield attribute.g
+
+
+def inner_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """The initializers that stand in graphs inside of ``graph``."""
+    return (tensor for part in _inner_graphs(graph) for tensor in part.initializer)
 
 
 def read_values(tensor: onnx.TensorProto, path: Path) -> Array:
@@ -130,25 +150,34 @@ class Weights(Mapping[str, Array]):
         self.graph, places = _graph(path)
         self._path = path
         self._kept: dict[str, Array] = {}
+        self._outside: dict[str, onnx.TensorProto] = {}
         self._places: dict[str, tuple[int, int]] = {}
         for place, tensor in _tensors(path, places):
             if tensor.ByteSize() > KEPT or tensor.data_location == onnx.TensorProto.EXTERNAL:
                 self._places[tensor.name] = place
             else:
                 self._kept[tensor.name] = read_values(tensor, path)
+        for tensor in _take_inner(self.graph, [*self._kept, *self._places]):
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                self._outside[tensor.name] = tensor
+            else:  # it was read with the node that it is in
+                self._kept[tensor.name] = read_values(tensor, path)
 
     def __getitem__(self, name: str) -> Array:
         if name in self._kept:
             return self._kept[name]
+        if name in self._outside:
+            return read_values(self._outside[name], self._path)
         ((_, tensor),) = _tensors(self._path, [self._places[name]])
         return read_values(tensor, self._path)
 
     def __iter__(self) -> Iterator[str]:
         yield from self._kept
+        yield from self._outside
         yield from self._places
 
     def __len__(self) -> int:
-        return len(self._kept) + len(self._places)
+        return len(self._kept) + len(self._outside) + len(self._places)
 
 
 def _graph(path: Path) -> tuple[onnx.GraphProto, list[tuple[int, int]]]:
@@ -166,6 +195,49 @@ def _graph(path: Path) -> tuple[onnx.GraphProto, list[tuple[int, int]]]:
                     file.seek(inner_start)
                     graph.MergeFromString(inner + file.read(inner_end - inner_start))
     return graph, places
+
+
+def _inner_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    for node in graph.node:
+        for part in subgraphs(node):
+            yield part
+            yield from _inner_graphs(part)
+
+
+def _has_inner(graph: onnx.GraphProto) -> bool:
+    return any(True for _ in inner_tensors(graph))
+
+
+def _take_inner(graph: onnx.GraphProto, outer: list[str]) -> list[onnx.TensorProto]:
+    """Take the initializers of inner graphs out of them, but those whose names stand elsewhere in the file, too.
+
+    Args:
+        graph: changed in place.
+        outer: the names of its own initializers.
+    """
+    names = Counter([*outer, *(tensor.name for tensor in inner_tensors(graph))])
+    taken: list[onnx.TensorProto] = []
+    for part in _inner_graphs(graph):
+        every = list(part.initializer)
+        taken += [tensor for tensor in every if names[tensor.name] == 1]
+        kept = [tensor for tensor in every if names[tensor.name] > 1]
+        del part.initializer[:]
+        part.initializer.extend(kept)
+    return taken
+
+
+def _inner_values(model: ir.Model) -> Iterator[ir.Value]:
+    """The initializers of graphs inside of the model's."""
+    for graph in model.graph.subgraphs():
+        if graph is not model.graph:
+            yield from graph.initializers.values()
+
+
+def _too_large(path: Path, size: int, shared: SharedWeights | None) -> ExportError:
+    return ExportError(
+        f"{path.name} would have {size / 1e9:.1f} GB, a file of ONNX at most 2 GB",
+        "choose fewer graphs, or a smaller model" if shared else "export it with --weights shared",
+    )
 
 
 def _tensors(path: Path, places: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], onnx.TensorProto]]:
