@@ -1,4 +1,4 @@
-"""Stacks of layers that are alike: a model with one layer of each, and marks in a trace where that layer begins and ends.
+"""Stacks of layers that are alike: a model with one layer of each, and marks in a trace where it begins and ends.
 
 All layers of a stack compute the same with other weights, so one trace serves for all of them. What is traced is the
 model itself, with its own modules: the shallow twin shares them. Whether layers are alike is asked strictly, and what
@@ -52,7 +52,7 @@ class Stack:
 
 
 def stacks_of(graph: Graph) -> tuple[Stack, ...] | None:
-    """The stacks in ``graph``; None where its layers are not alike, or anything about the model is not as we know it."""
+    """The stacks in ``graph``; None where its layers are not alike, or where anything else in the model is unknown."""
     model = graph.module.model
     if graph.contract.custom or graph.held or not _is_known(model):
         return None

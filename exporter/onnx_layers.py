@@ -22,9 +22,7 @@ class UnlikeError(ValueError):
     """A traced graph in which the layer cannot be told from what stands around it."""
 
 
-def repeat_layers(
-    model: ir.Model, stacks: Sequence[Stack], contract: Contract, weights: Mapping[str, Tensor]
-) -> None:
+def repeat_layers(model: ir.Model, stacks: Sequence[Stack], contract: Contract, weights: Mapping[str, Tensor]) -> None:
     """Make ``model`` the graph of ``contract``.
 
     Args:
@@ -113,7 +111,8 @@ class _Layer:
                     outputs[made.name] = made
         if self.start is None or self.end is None:
             return
-        assert entering is not None and last is not None
+        assert entering is not None
+        assert last is not None
         ir.convenience.replace_all_uses_with(self.start.outputs[0], entering)
         marked = self.end.outputs[0]
         ir.convenience.replace_all_uses_with(marked, last)

@@ -4,9 +4,9 @@ What a loop computes anew in every round although it is the same in all is the u
 out. So a node that is written in the body of a loop goes to the outermost loop in which its inputs are known.
 
 Weights that only the body of a loop uses are initializers of its own graph, and what is computed of them alone stays
-there: onnxruntime computes it when it loads the file, and packs it for the matrix products. Packed, these are 1.3 to 1.6
-times as fast. A weight from further out than the next graph is not packed, and each that comes from outside costs time
-in every round.
+there: onnxruntime computes it when it loads the file, and packs it for the matrix products. Packed, these are 1.3 to
+1.6 times as fast. A weight from further out than the next graph is not packed, and each that comes from outside costs
+time in every round.
 """
 
 from __future__ import annotations

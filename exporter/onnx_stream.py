@@ -50,9 +50,14 @@ def write_model(model: ir.Model, path: Path, shared: SharedWeights | None = None
         assert tensor is not None
         place = shared.find(tensor) if shared else None
         if place:
-            location = dict(location=WEIGHTS, offset=place.offset, length=place.length, base_dir=path.parent)
             value.const_value = ir.ExternalTensor(
-                dtype=tensor.dtype, shape=ir.Shape(tensor.shape), name=value.name or "", **location
+                WEIGHTS,
+                place.offset,
+                place.length,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape),
+                name=value.name or "",
+                base_dir=path.parent,
             )
         inner += 0 if place else tensor.nbytes
     if inner > INLINE_LIMIT:

@@ -14,6 +14,7 @@ import onnx
 import torch
 from exported_models import KINDS, lively, plain, shaken, translation
 from onnx import numpy_helper
+from planting import all_graphs
 from rules import allclose_flags, torch_verify_flags
 from subject import collect_less
 from torch import Generator, Tensor, nn
@@ -200,7 +201,7 @@ def examine_honest(name: str, chosen: list[str] | None = None) -> Iterator[Hones
 def _patch(graph: Graph, made: Path, patched: Path) -> None:
     weights = graph.weights()
     file = onnx.load(made / f"{graph.name}.onnx")
-    for tensor in file.graph.initializer:
+    for tensor in (tensor for part in all_graphs(file.graph) for tensor in part.initializer):
         if tensor.name in weights:
             tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name].numpy(), tensor.name))
     onnx.save(file, patched / f"{graph.name}.onnx")
