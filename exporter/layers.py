@@ -99,7 +99,7 @@ def of_layer(name: str, layer: int) -> str:
 def marking() -> Iterator[None]:
     """Where a layer is traced in here, a mark stands before what goes into it and behind what comes out."""
 
-    def before(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def before(module: nn.Module, arguments: tuple[Any, ...]) -> Any:
         kind = LAYERS.get(type(module))
         return None if kind is None else (_layer_input(arguments[0], kind), *arguments[1:])
 

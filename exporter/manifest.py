@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from .contract import Contract
 from .errors import BundleError
 from .formats import FORMATS
-from .onnx_stream import inner_tensors, read_header, read_model
+from .onnx_inner import inner_tensors
+from .onnx_stream import read_header, read_model
 from .typed import fits
 
 Array = NDArray[np.generic]

@@ -36,8 +36,8 @@ def repeat_layers(model: ir.Model, stacks: Sequence[Stack], contract: Contract, 
         UnlikeError: where something behind the layer, or before it, reads what is inside of it.
     """
     graph = model.graph
-    outputs = {value.name: value for value in graph.outputs}
-    inputs = {value.name: value for value in graph.inputs}
+    outputs = {value.name or "": value for value in graph.outputs}
+    inputs = {value.name or "": value for value in graph.inputs}
     for stack in stacks:
         _Layer(graph, stack, inputs, contract).repeat(weights, inputs, outputs)
     if any(node.domain == DOMAIN for node in graph):
@@ -63,9 +63,7 @@ class _Layer:
         UnlikeError: as :func:`repeat_layers`.
     """
 
-    def __init__(
-        self, graph: ir.Graph, stack: Stack, inputs: Mapping[str | None, ir.Value], contract: Contract
-    ) -> None:
+    def __init__(self, graph: ir.Graph, stack: Stack, inputs: Mapping[str, ir.Value], contract: Contract) -> None:
         self.graph, self.stack = graph, stack
         self.first = f"{stack.prefix}0."
         self.start, self.end = (self._mark(name) for name in ("layer_input", "layer_output"))
@@ -85,43 +83,43 @@ class _Layer:
     def repeat(
         self,
         weights: Mapping[str, Tensor],
-        inputs: dict[str | None, ir.Value],
-        outputs: dict[str | None, ir.Value],
+        inputs: dict[str, ir.Value],
+        outputs: dict[str, ir.Value],
     ) -> None:
         """Put the other layers behind the first, and take out the marks; adds to inputs and outputs of the graph."""
         if not self.nodes:
             return
-        entering = None if self.start is None else self.start.inputs[0]
+        caches = {value: name for name, value in outputs.items() if re.search(r"_(key|value)_0$", name)}
         leaving = None if self.end is None else self.end.inputs[0]
-        place = self.nodes[-1]
-        caches = {value: name for name, value in outputs.items() if name and re.search(r"_(key|value)_0$", name)}
-        last = leaving
+        last, place = leaving, self.nodes[-1]
         for layer in range(1, self.stack.count):
             known = self._given(layer, weights, inputs)
-            if self.start is not None:
+            if self.start is not None and last is not None:
                 known[self.start.outputs[0]] = last
             copies = [self._copy(node, layer, known) for node in self.nodes]
             self.graph.insert_after(place, copies)
             place = copies[-1]
-            last = known.get(leaving)
+            last = None if leaving is None else known[leaving]
             for value, name in caches.items():
                 if value in known:
-                    made = known[value]
-                    made.name = of_layer(name, layer)
-                    outputs[made.name] = made
-        if self.start is None or self.end is None:
-            return
+                    made = of_layer(name, layer)
+                    outputs[made] = known[value]
+                    outputs[made].name = made
+        if self.start is not None and self.end is not None:
+            self._unmark(self.start, self.end, last, outputs)
+
+    def _unmark(self, start: ir.Node, end: ir.Node, last: ir.Value | None, outputs: dict[str, ir.Value]) -> None:
+        entering, marked = start.inputs[0], end.outputs[0]
         assert entering is not None
         assert last is not None
-        ir.convenience.replace_all_uses_with(self.start.outputs[0], entering)
-        marked = self.end.outputs[0]
-        ir.convenience.replace_all_uses_with(marked, last)
-        for name, value in list(outputs.items()):
-            if value is marked:
-                self.graph.outputs.clear()
-                last.name, last.shape, last.dtype = name, value.shape, value.dtype
+        ir.convenience.replace_all_uses_with(start.outputs[0], entering)
+        for name, value in outputs.items():
+            if value is marked:  # nothing stands behind the last layer
+                self.graph.outputs[self.graph.outputs.index(marked)] = last
+                last.name, last.shape, last.type = name, value.shape, value.type
                 outputs[name] = last
-        self.graph.remove([self.start, self.end], safe=False)
+        ir.convenience.replace_all_uses_with(marked, last)
+        self.graph.remove([start, end], safe=False)
 
     def _mark(self, op_type: str) -> ir.Node | None:
         found = [
@@ -168,10 +166,10 @@ class _Layer:
         return self.end is not None and self.end.outputs[0] in node.inputs
 
     def _given(
-        self, layer: int, weights: Mapping[str, Tensor], inputs: dict[str | None, ir.Value]
-    ) -> dict[ir.Value | None, ir.Value | None]:
+        self, layer: int, weights: Mapping[str, Tensor], inputs: dict[str, ir.Value]
+    ) -> dict[ir.Value, ir.Value]:
         """What stands in a copy for the weights and the caches of the first layer."""
-        known: dict[ir.Value | None, ir.Value | None] = {}
+        known: dict[ir.Value, ir.Value] = {}
         for value in self.weights:
             name = f"{self.stack.prefix}{layer}.{(value.name or '').removeprefix(self.first)}"
             made = ir.Value(
@@ -188,12 +186,12 @@ class _Layer:
             inputs[name] = known[value] = ir.Value(name=name, type=value.type, shape=value.shape)
         return known
 
-    def _copy(self, node: ir.Node, layer: int, known: dict[ir.Value | None, ir.Value | None]) -> ir.Node:
+    def _copy(self, node: ir.Node, layer: int, known: dict[ir.Value, ir.Value]) -> ir.Node:
         name = re.sub(rf"^{re.escape(self.first[:-1])}(?=[./])", f"{self.stack.prefix}{layer}", node.name or "")
         made = ir.Node(
             node.domain,
             node.op_type,
-            [known.get(value, value) for value in node.inputs],
+            [None if value is None else known.get(value, value) for value in node.inputs],
             list(node.attributes.values()),
             overload=node.overload,
             num_outputs=len(node.outputs),

@@ -16,7 +16,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from .lifting import LOWER, LiftedEvaluator, lift, lift_constant
-from .onnx_stream import Weights, read_header, subgraphs
+from .onnx_inner import subgraphs
+from .onnx_stream import Weights, read_header
 from .plan import Array
 from .runtimes import Description
 

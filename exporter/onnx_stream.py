@@ -8,7 +8,6 @@ straight from the model to the file and back: https://protobuf.dev/programming-g
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from .errors import ExportError
+from .onnx_inner import inner_size, inner_tensors, move_out, take_inner
 from .shared_weights import INLINE_LIMIT, WEIGHTS, Place, SharedWeights
 
 Array = NDArray[np.generic]
@@ -44,24 +44,10 @@ def write_model(model: ir.Model, path: Path, shared: SharedWeights | None = None
         ExportError: where it would be larger than protobuf allows.
     """
     skeleton = model.clone()
-    inner = 0
-    for value in _inner_values(skeleton):
-        tensor = value.const_value
-        assert tensor is not None
-        place = shared.find(tensor) if shared else None
-        if place:
-            value.const_value = ir.ExternalTensor(
-                WEIGHTS,
-                place.offset,
-                place.length,
-                tensor.dtype,
-                shape=ir.Shape(tensor.shape),
-                name=value.name or "",
-                base_dir=path.parent,
-            )
-        inner += 0 if place else tensor.nbytes
-    if inner > INLINE_LIMIT:
-        raise _too_large(path, inner, shared)
+    if shared:
+        move_out(skeleton, shared)
+    if inner_size(skeleton) > INLINE_LIMIT:  # more than can be put into a message at all
+        raise _too_large(path, inner_size(skeleton), shared)
     weights = [value for value in skeleton.graph.initializers.values() if value.const_value is not None]
     skeleton.graph.initializers.clear()
     proto = ir.to_proto(skeleton)
@@ -106,7 +92,7 @@ def read_model(path: Path) -> tuple[onnx.GraphProto, Iterator[onnx.TensorProto]]
     """The graph of the file at ``path`` without its initializers, and these one after the other.
 
     Those of graphs inside of it, the bodies of loops, are among them, and what reads them there reads them from
-    outside; but where a name stands twice in a file, its tensors stay where they are: see :func:`inner_tensors`. A
+    outside; but where a name stands twice in a file, its tensors stay where they are: see :mod:`.onnx_inner`. A
     weight that stands in another file comes without its values: see :func:`read_values`.
 
     Raises:
@@ -114,21 +100,10 @@ def read_model(path: Path) -> tuple[onnx.GraphProto, Iterator[onnx.TensorProto]]
         Exception: protobuf's or ``ValueError``, where it is not ONNX.
     """
     graph, places = _graph(path)
-    moved = _take_inner(graph, [tensor.name for _, tensor in _tensors(path, places)] if _has_inner(graph) else [])
+    moved: list[onnx.TensorProto] = []
+    if any(True for _ in inner_tensors(graph)):
+        moved = take_inner(graph, [tensor.name for _, tensor in _tensors(path, places)])
     return graph, itertools.chain((tensor for _, tensor in _tensors(path, places)), moved)
-
-
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The bodies of a loop or the branches of an ``If``."""
-    for attribute in node.attribute:
-        yield from attribute.graphs
-        if attribute.HasField("g"):
-            yield attribute.g
-
-
-def inner_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """The initializers that stand in graphs inside of ``graph``."""
-    return (tensor for part in _inner_graphs(graph) for tensor in part.initializer)
 
 
 def read_values(tensor: onnx.TensorProto, path: Path) -> Array:
@@ -155,34 +130,27 @@ class Weights(Mapping[str, Array]):
         self.graph, places = _graph(path)
         self._path = path
         self._kept: dict[str, Array] = {}
-        self._outside: dict[str, onnx.TensorProto] = {}
         self._places: dict[str, tuple[int, int]] = {}
         for place, tensor in _tensors(path, places):
             if tensor.ByteSize() > KEPT or tensor.data_location == onnx.TensorProto.EXTERNAL:
                 self._places[tensor.name] = place
             else:
                 self._kept[tensor.name] = read_values(tensor, path)
-        for tensor in _take_inner(self.graph, [*self._kept, *self._places]):
-            if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                self._outside[tensor.name] = tensor
-            else:  # it was read with the node that it is in
-                self._kept[tensor.name] = read_values(tensor, path)
+        for tensor in take_inner(self.graph, [*self._kept, *self._places]):
+            self._kept[tensor.name] = read_values(tensor, path)  # it was read with the node that it is in
 
     def __getitem__(self, name: str) -> Array:
         if name in self._kept:
             return self._kept[name]
-        if name in self._outside:
-            return read_values(self._outside[name], self._path)
         ((_, tensor),) = _tensors(self._path, [self._places[name]])
         return read_values(tensor, self._path)
 
     def __iter__(self) -> Iterator[str]:
         yield from self._kept
-        yield from self._outside
         yield from self._places
 
     def __len__(self) -> int:
-        return len(self._kept) + len(self._outside) + len(self._places)
+        return len(self._kept) + len(self._places)
 
 
 def _graph(path: Path) -> tuple[onnx.GraphProto, list[tuple[int, int]]]:
@@ -200,42 +168,6 @@ def _graph(path: Path) -> tuple[onnx.GraphProto, list[tuple[int, int]]]:
                     file.seek(inner_start)
                     graph.MergeFromString(inner + file.read(inner_end - inner_start))
     return graph, places
-
-
-def _inner_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    for node in graph.node:
-        for part in subgraphs(node):
-            yield part
-            yield from _inner_graphs(part)
-
-
-def _has_inner(graph: onnx.GraphProto) -> bool:
-    return any(True for _ in inner_tensors(graph))
-
-
-def _take_inner(graph: onnx.GraphProto, outer: list[str]) -> list[onnx.TensorProto]:
-    """Take the initializers of inner graphs out of them, but those whose names stand elsewhere in the file, too.
-
-    Args:
-        graph: changed in place.
-        outer: the names of its own initializers.
-    """
-    names = Counter([*outer, *(tensor.name for tensor in inner_tensors(graph))])
-    taken: list[onnx.TensorProto] = []
-    for part in _inner_graphs(graph):
-        every = list(part.initializer)
-        taken += [tensor for tensor in every if names[tensor.name] == 1]
-        kept = [tensor for tensor in every if names[tensor.name] > 1]
-        del part.initializer[:]
-        part.initializer.extend(kept)
-    return taken
-
-
-def _inner_values(model: ir.Model) -> Iterator[ir.Value]:
-    """The initializers of graphs inside of the model's."""
-    for graph in model.graph.subgraphs():
-        if graph is not model.graph:
-            yield from graph.initializers.values()
 
 
 def _too_large(path: Path, size: int, shared: SharedWeights | None) -> ExportError:

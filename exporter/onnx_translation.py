@@ -17,6 +17,7 @@ import onnx_ir as ir
 import torch
 from onnxscript import values, version_converter
 from torch.export import ExportedProgram
+from torch.fx.experimental import _config
 
 from .layers import DOMAIN
 
@@ -64,7 +65,8 @@ def translate(program: ExportedProgram, opset: int) -> ir.Model | None:
         _rename(node)
     if not all(registry.is_registered(node.target) for node in nodes):
         return None
-    with torch.fx.experimental._config.patch(backed_size_oblivious=True):  # as torch.onnx.export has it
+    config: Any = _config  # its functions are added when it is imported
+    with config.patch(backed_size_oblivious=True):  # as torch.onnx.export has it
         _fx_passes.insert_type_promotion_nodes(program.graph_module)
     model = _core._exported_program_to_onnx_program(program, registry=registry).model
     version_converter.convert_version(model, opset, fallback=True)
@@ -76,7 +78,8 @@ def _rename(node: torch.fx.Node) -> None:
     if node.target is torch.ops.aten.__and__.Tensor:
         node.target = torch.ops.aten.bitwise_and.Tensor
     elif node.target is torch.ops.aten.to.dtype and len(node.args) == 2 and not node.kwargs:
-        node.target, node.args, node.kwargs = torch.ops.aten._to_copy.default, node.args[:1], {"dtype": node.args[1]}
+        x, dtype = node.args
+        node.target, node.args, node.kwargs = torch.ops.aten._to_copy.default, (x,), {"dtype": dtype}
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 from onnx import NodeProto
 
-from .onnx_stream import subgraphs
+from .onnx_inner import subgraphs
 from .runtimes import LEVELS, OnnxRuntime, RuntimeOptions
 
 # The optimiser has no list of its rewrites, but its log says of each whether it changed the graph. The log goes to the

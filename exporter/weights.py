@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from .onnx_stream import read_model, read_values, subgraphs
+from .onnx_inner import subgraphs
+from .onnx_stream import read_model, read_values
 from .plan import Array
 from .report import Finding
 
