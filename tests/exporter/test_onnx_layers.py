@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from exported_models import EVERY_MASK, classification, shaken, translation
+from exported_models import EVERY_MASK, shaken, translation
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -29,7 +29,7 @@ from mytx.exporter.plan import example, make_plan
 from mytx.exporter.program import export_program
 from mytx.exporter.quiet import quiet
 from mytx.exporter.runtimes import OnnxRuntime, RuntimeOptions
-from mytx.models import CoupletModel, Model
+from mytx.models import ClassificationModel, CoupletModel, Model
 from mytx.transformer import MyTransformer
 from mytx.transformer.encoder import MyTransformerEncoderLayer
 
@@ -60,7 +60,11 @@ CASES: dict[str, tuple[Callable[[], Model], str, str | None]] = {
     ),
     "a single layer": (lambda: translation(num_decoder_layers=1), "step", None),
     "couplet": (lambda: CoupletModel(13, 16, 4, 2, 2, 24, max_length=40), "step", None),
-    "classification": (lambda: classification("avg", num_encoder_layers=3), "full", None),
+    "classification": (
+        lambda: ClassificationModel(11, 16, 4, 3, 24, 10, 3, pooling="avg", max_length=64),
+        "full",
+        None,
+    ),
     "bare, every mask": (lambda: MyTransformer(16, 4, 1, 2, 24), "decoder", EVERY_MASK),
     "bare, no mask": (lambda: MyTransformer(16, 4, 1, 2, 24), "decoder", ""),
     "no decoder": (lambda: translation(num_encoder_layers=3, num_decoder_layers=0), "encoder", None),
