@@ -151,8 +151,8 @@ def test_both_ways_to_store_weights_give_the_same(name: str, level: str, lively:
     given, options = inputs(lively, name), RuntimeOptions(level, threads=1)
     one = OnnxRuntime.open(lively.path(name), options).run(given)
     other = OnnxRuntime.open(shared / f"{name}.onnx", options).run(given)
-    for key, array in one.items():
-        np.testing.assert_array_equal(other[key], array)
+    for key, array in one.items():  # without optimisation nothing is packed: sums are taken in another order
+        np.testing.assert_allclose(other[key], array, rtol=1e-6 if array.dtype == np.float32 else 0)
     exact = OnnxReference.open(shared / f"{name}.onnx", lifted=True).run(given)
     np.testing.assert_array_equal(exact["tokens"], one["tokens"])
 

@@ -73,7 +73,7 @@ def _both(name: str, edit: Edit, checks: frozenset[str] = VALUES) -> list[Fault]
 
 
 GREEDY = "greedy"
-INSIDE = changed_inside("layers.0.linear1.weight")
+INSIDE = changed_inside("decoder.layers.0.linear1.weight")
 FAULTS = [
     # What tracing a decode in Python bakes in: the example's stopping (parseq#12, #108).
     *_both("the longest result of the example baked in", input_ignored("max_length", number(12)), SHAPES),
