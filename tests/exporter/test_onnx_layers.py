@@ -18,7 +18,7 @@ from exported_models import EVERY_MASK, shaken, translation
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from mytx.exporter import onnx_format, onnx_layers
+from mytx.exporter import export_bundle, onnx_format, onnx_layers
 from mytx.exporter.decode_graphs import cross_graph
 from mytx.exporter.graph import Graph
 from mytx.exporter.graphs import graphs_of
@@ -316,6 +316,23 @@ def test_the_model_stays_as_it_is_and_no_hook_stays() -> None:
     assert all(torch.equal(state[name], tensor) for name, tensor in graph.module.model.state_dict().items())
     assert not nn.modules.module._global_forward_hooks
     assert not nn.modules.module._global_forward_pre_hooks
+
+
+def test_an_export_that_is_interrupted_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repeat, called = onnx_layers.repeat_layers, []
+
+    def interrupted(*arguments: Any) -> None:
+        called.append(arguments)
+        repeat(*arguments)
+        if len(called) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(onnx_format, "repeat_layers", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(deep().eval(), tmp_path / "bundle", verify=False)
+    assert len(called) == 2
+    assert list(tmp_path.iterdir()) == []
+    assert not nn.modules.module._global_forward_hooks
 
 
 def test_the_trace_of_one_layer_is_as_long_whatever_the_number_of_layers() -> None:
