@@ -199,7 +199,7 @@ def exporter_uses(tree: ast.AST) -> Iterator[ast.AST]:
 
 def test_torchs_exporters_are_named_in_one_module_each() -> None:
     homes = {name for name, path in MODULES.items() if any(exporter_uses(parsed(path)))}
-    assert homes == {"formats.onnx.export", "formats.torchscript"}
+    assert homes == {"formats.onnx.export", "formats.onnx.translation", "formats.torchscript"}
 
 
 @pytest.mark.parametrize("package", ["transformer", "models"])

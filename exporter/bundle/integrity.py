@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from ..errors import BundleError
+from ..formats.onnx.inner import inner_tensors
 from ..formats.onnx.storage import read_model
 from ..formats.table import FORMATS
 from .manifest import MANIFEST, REBUILD, FileEntry, Manifest, sha256
@@ -74,8 +75,9 @@ def _changed(path: Path, entry: FileEntry) -> str:
 def _external_problems(path: Path, listed: set[str]) -> list[str]:
     """Problems with external data of an ONNX file: it must be in files that the manifest lists."""
     try:
-        _, tensors = read_model(path)
-        places = {item.value for tensor in tensors for item in tensor.external_data if item.key == "location"}
+        graph, tensors = read_model(path)
+        every = (*tensors, *inner_tensors(graph))
+        places = {item.value for tensor in every for item in tensor.external_data if item.key == "location"}
     except Exception as error:
         return [f"{path.name} is not ONNX: {type(error).__name__}: {error}"]
     return [f"{path.name} has weights in {place!r}, which is not listed" for place in sorted(places - listed)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 from onnx import NodeProto
 
-from ..formats.onnx.storage import subgraphs
+from ..formats.onnx.inner import subgraphs
 from ..runtimes.onnxruntime import LEVELS, OnnxRuntime, RuntimeOptions
 
 # The optimiser gives no list of its rewrites, but its log says for each whether it changed the graph. The log goes to

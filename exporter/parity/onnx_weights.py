@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 
 from ..cases.case import Array
-from ..formats.onnx.storage import inner_graphs, read_model, read_values, subgraphs
+from ..formats.onnx.inner import inner_graphs, subgraphs
+from ..formats.onnx.storage import read_model, read_values
 from .weight_values import CONSTANT_LIMIT, differences
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}

@@ -16,7 +16,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from ..cases.case import Array
-from ..formats.onnx.storage import Weights, read_header, subgraphs
+from ..formats.onnx.inner import subgraphs
+from ..formats.onnx.storage import Weights, read_header
 from .lifting import LOWER, LiftedEvaluator, lift, lift_constant
 from .runtime import Description
 

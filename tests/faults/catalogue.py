@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fault_interfaces
+import fault_layers
 import fault_masks
 import fault_models
 import fault_rewrites
@@ -25,6 +26,7 @@ FAULTS: tuple[Fault, ...] = tuple(
         fault_interfaces,
         fault_rewrites,
         fault_tracing,
+        fault_layers,
         fault_runtimes,
         fault_models,
         fault_steps,

@@ -16,7 +16,7 @@ class Fault:
         name: what is wrong, in words; unique.
         kind: ``weights``, ``masks``, ``positions``, ``epsilon``, ``activation``, ``softmax``, ``values``, ``NaN``,
             ``shapes``, ``dtypes``, ``names``, ``files``, ``rewrites``, ``tracing``, ``runtime``, ``model``, ``plan``,
-            ``steps`` or ``searches``.
+            ``steps``, ``searches`` or ``layers``.
         plant: changes the subject that it is given.
         checks: the checks that find it, in all reports together: exactly these.
         graph, model: where it is planted; the model is one of ``exported_models.EVERY_KIND``.

@@ -212,7 +212,8 @@ def causal_mask_of_the_traced_length(graph: GraphProto) -> None:
 
 def causal_mask_added_as_zero_and_one(graph: GraphProto) -> None:
     """A bool mask that is added as it is: the seed's own error."""
-    where = next(found for found in graph.node if found.op_type == "Where" and found.input[0] == "gt")
+    causal = node(graph, "Greater").output[0]
+    where = next(found for found in graph.node if found.op_type == "Where" and found.input[0] == causal)
     where.input[1] = constant(graph, np.array(1, np.float32))
 
 

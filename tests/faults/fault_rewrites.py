@@ -95,7 +95,9 @@ def shape_folded(graph: GraphProto) -> None:
 
 def batch_folded(graph: GraphProto) -> None:
     """Shape -> Squeeze of the batch, as the traced example had it."""
-    rewire(graph, "sym_size_int_23", constant(graph, np.array(2, np.int64)))
+    shape = node(graph, "Concat", f"{SELF}/")  # of the heads: length, batch, heads, width
+    batch = next(found for found in graph.node if found.output[0] == shape.input[1])
+    rewire(graph, batch.input[0], constant(graph, np.array(2, np.int64)))
 
 
 def attention_fused_without_mask(graph: GraphProto) -> None:

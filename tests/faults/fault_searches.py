@@ -6,7 +6,7 @@ import numpy as np
 from onnx import GraphProto, numpy_helper
 
 from fault import Fault, found_by
-from planting import constant, weight
+from planting import change, constant, weight
 from planting_loops import (
     Edit,
     after_each_round,
@@ -50,6 +50,16 @@ def near_copy_inside(name: str) -> Edit:
     return fault
 
 
+def changed_inside(name: str) -> Edit:
+    """A weight of the loop's own body is another."""
+
+    def fault(graph: GraphProto) -> None:
+        assert not any(tensor.name.endswith(name) for tensor in graph.initializer), "it is a weight of the graph"
+        change(graph, name, one_value_off)
+
+    return fault
+
+
 def worst_first(graph: GraphProto) -> None:
     for name in ("tokens", "lengths", "scores"):
         output_through(name, turned(1))(graph)
@@ -64,6 +74,7 @@ def _both(name: str, edit: Edit, checks: frozenset[str] = VALUES) -> list[Fault]
 
 
 GREEDY = "greedy"
+INSIDE = changed_inside("decoder.layers.0.linear1.weight")
 FAULTS = [
     # What tracing a decode in Python bakes in: the example's stopping (parseq#12, #108).
     *_both("the longest result of the example baked in", input_ignored("max_length", number(12)), SHAPES),
@@ -93,5 +104,9 @@ FAULTS = [
     _row("scores of the steps before forgotten", after_each_round("steps", "total", NOTHING), SHAPES),
     _row("a stop one result early", after_each_round("steps", "kept", through("Add", number(1))), SHAPES),
     _row("a stop that is late", after_each_round("steps", "kept", through("Mul", number(0))), SHAPES),
+    *(
+        _row(f"a weight of the loop's own body off by a millionth, {graph}", INSIDE, WEIGHTS, graph, small=True)
+        for graph in ("greedy", "generate")
+    ),
     _row("a near copy of a weight in the loop", near_copy_inside("classification.weight"), WEIGHTS, small=True),
 ]

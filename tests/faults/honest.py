@@ -28,6 +28,7 @@ from mytx.exporter.runtimes.onnxruntime import OnnxRuntime
 from mytx.models import Model, load_model
 from mytx.models.demo_files import demo_folder
 from mytx.transformer import MyTransformer
+from planting import all_graphs
 from rules import allclose_flags, torch_verify_flags
 from subject import collect_less
 
@@ -201,7 +202,7 @@ def examine_honest(name: str, chosen: list[str] | None = None) -> Iterator[Hones
 def _patch(graph: Graph, made: Path, patched: Path) -> None:
     weights = graph.weights()
     file = onnx.load(made / f"{graph.name}.onnx")
-    for tensor in file.graph.initializer:
+    for tensor in (tensor for part in all_graphs(file.graph) for tensor in part.initializer):
         if tensor.name in weights:
             tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name].numpy(), tensor.name))
     onnx.save(file, patched / f"{graph.name}.onnx")

@@ -62,9 +62,11 @@ def search_model(graphs: Mapping[str, Graph], front: ir.Model, step: ir.Model, *
     contract = graphs["generate" if beams else "greedy"].contract
     op, inputs = Nodes(), _inputs(contract)
     initializers: dict[str, ir.Value] = {}
-    names = [value.name or "" for value in front.graph.outputs]
-    found = dict(zip(names, Part(front, "prefill/").inline(op, inputs, initializers), strict=True))
-    cross = [value for name, value in found.items() if name.startswith("cross_")]
+    front = front.clone()
+    caches = [value for value in front.graph.outputs if (value.name or "").startswith("cross_")]
+    front.graph.outputs[:] = caches
+    passes.RemoveUnusedNodesPass()(front)  # the first step, so that its weights are the loop's alone
+    cross = Part(front, "prefill/").inline(op, inputs, initializers)
     sizes = _sizes(graphs["step"].contract)
     results = add_search(op, sizes, Part(step, "step/"), inputs, cross, initializers)
     model = _model(op, contract, inputs, results, initializers, front)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -18,8 +19,11 @@ from ...contracts.contract import Contract, TensorSpec
 from ...errors import ExportError, OptionError, first_line
 from ...graphs.graph import Graph
 from ..program import export_program
+from .layers import marking, shallow, stacks_of
+from .repeat import UnlikeError, repeat_layers
 from .shared_weights import SharedWeights
 from .storage import write_model
+from .translation import marks, translate
 
 OPSETS = range(18, 26)
 DEFAULT_OPSET = 18
@@ -40,13 +44,32 @@ def to_onnx(graph: Graph, opset: int = DEFAULT_OPSET) -> ir.Model:
         ExportError: where the exporter fails, or a dimension that the contract lets vary came out fixed.
     """
     check_opset(opset)
-    contract = graph.contract
-    model = from_program(export_program(graph), f"the {contract.graph} graph", opset)
+    stacks = stacks_of(graph)
+    if stacks:
+        first = shallow(graph, stacks)
+        with marking():
+            program = export_program(first)
+        model = translate(program, opset) or from_program(program, f"the {graph.name} graph", opset)
+        _name(model, first)
+        with contextlib.suppress(UnlikeError):
+            repeat_layers(model, stacks, graph.contract, graph.weights())
+            return model
+    return whole_to_onnx(graph, opset)
+
+
+def whole_to_onnx(graph: Graph, opset: int = DEFAULT_OPSET) -> ir.Model:
+    """As :func:`to_onnx`, with every layer traced."""
+    check_opset(opset)
+    model = from_program(export_program(graph), f"the {graph.name} graph", opset)
+    _name(model, graph)
+    return model
+
+
+def _name(model: ir.Model, graph: Graph) -> None:
     name_weights(model, graph.weights())
     _name_nodes(model.graph)
-    _fit_to_contract(model, contract)
+    _fit_to_contract(model, graph.contract)
     simplify(model)
-    return model
 
 
 def name_weights(model: ir.Model, expected: Mapping[str, torch.Tensor]) -> None:
@@ -62,7 +85,14 @@ def from_program(program: ExportedProgram, what: str, opset: int) -> ir.Model:
     """A program as ONNX, as the exporter gives it. Raises ``ExportError``, naming ``what``, where it cannot."""
     try:
         with torch.no_grad():
-            exported = torch.onnx.export(program, dynamo=True, opset_version=opset, optimize=False, verbose=False)
+            exported = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=opset,
+                optimize=False,
+                verbose=False,
+                custom_translation_table=marks(),
+            )
     except Exception as error:
         raise ExportError(
             f"PyTorch could not export {what} to ONNX: {first_line(error)}", "run again with -v for the whole story"
@@ -107,7 +137,8 @@ def finish(model: ir.Model, contract: Contract, properties: dict[str, str]) -> N
         value.shape = None
         value.type = None
         value.doc_string = None  # a half that was read from its file has one for what was its output
-    for value in [*outside, *inside, *model.graph.initializers.values()]:
+    weights = [value for graph in model.graphs() for value in graph.initializers.values()]
+    for value in [*outside, *inside, *weights]:
         value.metadata_props.clear()
     model.metadata_props.clear()
     model.metadata_props.update(metadata(contract), **properties)

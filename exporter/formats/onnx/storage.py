@@ -7,7 +7,6 @@ size.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from onnx import numpy_helper
 
 from ...cases.case import Array
 from ...errors import ExportError
+from .inner import move_out, take_inner
 from .shared_weights import INLINE_LIMIT, WEIGHTS, SharedWeights
 
 
@@ -34,6 +34,8 @@ def write_model(model: ir.Model, path: Path, shared: SharedWeights | None = None
         ExportError: if it would be larger than protobuf allows.
     """
     stored = model.clone()
+    if shared:
+        move_out(stored, shared)
     size = 0  # of what stands in the file, in bytes
     for value in [value for graph in stored.graphs() for value in graph.initializers.values()]:
         tensor = value.const_value
@@ -72,7 +74,7 @@ def read_model(path: Path) -> tuple[onnx.GraphProto, list[onnx.TensorProto]]:
     """The graph of the file at ``path`` without its initializers, and the initializers.
 
     Initializers of graphs inside it, the bodies of loops, are among them. Only where two graphs of a file have
-    initializers of the same name, those inside stay where they are: see :func:`inner_tensors`. A weight that stands in
+    initializers of the same name, those inside stay where they are: see :mod:`.inner`. A weight that stands in
     another file comes without its values: see :func:`read_values`.
 
     Raises:
@@ -80,36 +82,9 @@ def read_model(path: Path) -> tuple[onnx.GraphProto, list[onnx.TensorProto]]:
         Exception: protobuf's, if it is not ONNX.
     """
     graph = _load(path).graph
-    names = Counter(tensor.name for tensor in (*graph.initializer, *inner_tensors(graph)))
     tensors = list(graph.initializer)
     del graph.initializer[:]
-    for part in inner_graphs(graph):
-        own = list(part.initializer)
-        tensors += [tensor for tensor in own if names[tensor.name] == 1]
-        del part.initializer[:]
-        part.initializer.extend(tensor for tensor in own if names[tensor.name] > 1)
-    return graph, tensors
-
-
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The bodies of a loop or the branches of an ``If``."""
-    for attribute in node.attribute:
-        yield from attribute.graphs
-        if attribute.HasField("g"):
-            yield attribute.g
-
-
-def inner_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """All graphs inside the nodes of ``graph``."""
-    for node in graph.node:
-        for part in subgraphs(node):
-            yield part
-            yield from inner_graphs(part)
-
-
-def inner_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """The initializers of all graphs inside ``graph``."""
-    return (tensor for part in inner_graphs(graph) for tensor in part.initializer)
+    return graph, tensors + take_inner(graph, [tensor.name for tensor in tensors])
 
 
 def read_values(tensor: onnx.TensorProto, path: Path) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
@@ -12,8 +12,17 @@ from mytx.exporter.parity.report import GraphReport
 Fault = Callable[[GraphProto], None]
 
 
+def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """``graph`` and those inside its nodes."""
+    yield graph
+    for found in graph.node:
+        for attribute in found.attribute:
+            if attribute.HasField("g"):
+                yield from all_graphs(attribute.g)
+
+
 def weight(graph: GraphProto, name: str) -> TensorProto:
-    return next(tensor for tensor in graph.initializer if tensor.name.endswith(name))
+    return next(tensor for part in all_graphs(graph) for tensor in part.initializer if tensor.name.endswith(name))
 
 
 def change(graph: GraphProto, name: str, function: Callable[[np.ndarray], np.ndarray]) -> None:

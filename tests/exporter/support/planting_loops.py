@@ -6,24 +6,15 @@ A search is two loops, ``steps`` inside ``phases``; what they carry from round t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from onnx import GraphProto, NodeProto, helper, numpy_helper
 
-from planting import constant, insert, reads, rewire
+from planting import all_graphs, constant, insert, reads, rewire
 
 Edit = Callable[[GraphProto], None]
 Make = Callable[[Callable[..., str], str], str]  # adds an operator; of a value's name that of another value
-
-
-def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """``graph`` and those inside its nodes."""
-    yield graph
-    for found in graph.node:
-        for attribute in found.attribute:
-            if attribute.HasField("g"):
-                yield from all_graphs(attribute.g)
 
 
 def all_readers(graph: GraphProto, name: str) -> list[tuple[GraphProto, NodeProto]]:

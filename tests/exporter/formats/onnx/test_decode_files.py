@@ -48,7 +48,9 @@ def test_every_weight_is_there_under_its_name_bit_for_bit_and_no_other_float_ten
     """The fused weights are made of them when the file is run."""
     model = onnx.load(lively.path(name))
     weights = {key: tensor.numpy() for key, tensor in lively.every[name].weights().items()}
-    found = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    tensors = [tensor for part in every_graph(model.graph) for tensor in part.initializer]
+    found = {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
+    assert len(found) == len(tensors)
     for key, values in weights.items():
         assert found[key].tobytes() == values.tobytes(), key
     for part in every_graph(model.graph):
