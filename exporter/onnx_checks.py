@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from .onnx_reference import OnnxReference
-from .plan import Array, Case
+from .plan import Array
 from .report import Finding
 from .runtimes import OnnxRuntime, RuntimeOptions
-from .verify import Run, small, small_shape
+from .verify import Run, core, small_core
 from .weights import check_weights, weight_findings
 
-# As it comes, and then on one thread and at each level of optimisation: a fault of the optimiser and one of the
-# exporter look different, and some faults need two threads.
+# As it comes, in every case, and then in the core of the plan on one thread and at each level of optimisation: a fault
+# of the optimiser and one of the exporter look different, and some faults need two threads.
 OPTIONS = (
     RuntimeOptions(),
     RuntimeOptions(threads=1),
@@ -36,15 +36,10 @@ def runs(verbose: bool = False) -> list[Run]:
     lifted = partial(OnnxReference.open, lifted=True)
     return [
         first,
-        *(replace(run, takes=few) for run in others),
-        Run("onnx.reference", OnnxReference.open, takes=small_shape),
-        Run("onnx.reference, float64", lifted, takes=small, lifted=True),
+        *(replace(run, takes=core) for run in others),
+        Run("onnx.reference", OnnxReference.open, takes=small_core),
+        Run("onnx.reference, float64", lifted, takes=small_core, lifted=True),
     ]
-
-
-def few(case: Case) -> bool:
-    """Whether its other ways are: small cases, long ones alone, and a user's own. On a large model they cost most."""
-    return case.small or case.group == "own" or case.alone
 
 
 def find_weights(path: Path, weights: Mapping[str, Array], *, others: bool = False) -> list[Finding]:

@@ -52,6 +52,8 @@ class Case:
         same_as: for an identity, what the outputs must be equal to.
         small: whether a slow runtime is asked for it, too.
         alone: whether it has one sentence only.
+        core: whether it is of the few that stand for all: every way to run a file is asked for them, their noise is
+            measured in full at once, and they are stored with a bundle.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Case:
     same_as: SameAs | None = None
     small: bool = False
     alone: bool = False
+    core: bool = False
 
 
 # Batch, source, target (0 = the longest that is tried), padding, attention mask. Traced: batch 2, source 7, target 5.
@@ -95,6 +98,9 @@ _ROWS: tuple[tuple[int, int, int, str, str], ...] = (
     (2, 0, 0, "holes", "random"),
 )
 _QUICK = (0, 1, 2, 4, 6, 9, 10, 12, 17, 18, 20, 21)
+# Each kind of padding and of attention mask once, each shape (one sentence and several, a length of 1, the source
+# longer and the target longer, long ones), all as small as such a case can be.
+_CORE = (1, 2, 6, 10, 11, 12, 17, 18, 20, 23, 24, 26)
 # For the thorough plan: all rows once more with other values, and these.
 _LONGER: tuple[tuple[int, int, int, str, str], ...] = (
     (1, 128, 127, "right", "causal"),
@@ -129,7 +135,10 @@ def make_plan(contract: Contract, seed: int = 0, level: str = "standard") -> lis
     # Prefill is made of the encoder and a step, which have all rows.
     if level == "quick" or (level == "standard" and contract.graph == "prefill"):
         rows = [rows[index] for index in _QUICK]
-    plan = [_case(contract, f"{number:02d}", row, [seed, index]) for number, (index, row) in enumerate(rows)]
+    plan = [
+        replace(_case(contract, f"{number:02d}", row, [seed, index]), core=index in _CORE)
+        for number, (index, row) in enumerate(rows)
+    ]
     base = plan[DISTURBED]
     for index, spec in enumerate(contract.inputs):
         rng = np.random.default_rng([seed, len(_ROWS) + index])
@@ -155,7 +164,9 @@ def optional_cases(contract: Contract, first: int = 0) -> list[Case]:
     cases: list[Case] = []
     for words, given in choices.items():
         inputs = {name: array for name, array in whole.inputs.items() if name in given or name not in masks}
-        cases.append(Case(f"{first + len(cases):02d}", inputs, f"{whole.words}, {words}", "optional", small=True))
+        cases.append(
+            Case(f"{first + len(cases):02d}", inputs, f"{whole.words}, {words}", "optional", small=True, core=True)
+        )
     return cases
 
 

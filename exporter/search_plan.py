@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ _ROWS: tuple[tuple[int, int, str, dict[str, float]], ...] = (
     (3, 13, "holes", {"max_length": 24, "min_length": 1, "num_beams": 1}),
     *((2, 5, "right", wishes) for wishes in _OUTSIDE),
 )
+_CORE = (2, 3, 4, 5, 13, 14)  # the smallest of each kind
 _QUICK = (0, 1, 2, 3, 4, 6, 9, 13)
 
 
@@ -46,7 +48,10 @@ def make_search_plan(contract: Contract, seed: int = 0, level: str = "standard")
     rows = [(number, row) for number, row in enumerate(_ROWS) if level != "quick" or number in _QUICK]
     if level == "thorough":
         rows += [(1000 + number, row) for number, row in enumerate(_ROWS)]
-    return [_case(contract, f"{place:02d}", row, [seed, number]) for place, (number, row) in enumerate(rows)]
+    return [
+        replace(_case(contract, f"{place:02d}", row, [seed, number]), core=number in _CORE)
+        for place, (number, row) in enumerate(rows)
+    ]
 
 
 def _case(contract: Contract, name: str, row: tuple[int, int, str, dict[str, float]], seed: list[int]) -> Case:

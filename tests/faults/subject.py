@@ -20,6 +20,7 @@ from mytx.exporter.compare import Comparison, Expected, compare_case
 from mytx.exporter.contract import Contract
 from mytx.exporter.formats import FORMATS
 from mytx.exporter.graph import Graph
+from mytx.exporter.noise import Noise
 from mytx.exporter.onnx_reference import OnnxReference
 from mytx.exporter.plan import Case
 from mytx.exporter.reference import compute_references, measure_more
@@ -42,6 +43,7 @@ class Subject:
         graph: which of them is examined.
         folder: for files with faults; with the graph's own and, for ``full``, those of its halves.
         plan, expected, runs: as :func:`~mytx.exporter.proving.prove` would make them.
+        noise: which holds the plan and the references, where they are not those of a fault.
         found: whether the weights of the file are checked.
         reference: whose outputs are right: another graph of the same contract, where the model itself is at fault.
         wrap: what runs are wrapped in, where the runtime is at fault.
@@ -57,14 +59,15 @@ class Subject:
     reference: Graph | None = None
     wrap: Wrap | None = None
     stepped: Callable[[Runtime, Runtime], Runtime] | None = None
+    noise: Noise = field(init=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         names = self.exported.graphs if self.graph == "full" else [self.graph]
         for name in names:
             shutil.copy(self.exported.path(name), self.file(name))
-        self.plan = list(self.exported.plan(self.graph))
-        self.expected = list(self.exported.expected(self.graph))
+        self.noise = self.exported.noise(self.graph)
+        self.plan, self.expected = self.noise.plan, self.noise.references
         self.runs = runs_of(ONNX, self.contract, names, self.folder)
 
     def file(self, name: str) -> Path:
@@ -109,7 +112,8 @@ class Subject:
         found = onnx_checks.find_weights(self.path, self.exported.weights(self.graph))
         graph = self.reference or self.honest_graph
         more = measure_search if self.contract.searches else measure_more
-        measure = partial(more, self.exported.model, graph, self.plan, list(self.expected))
+        planted = self.expected is not self.noise.references or self.plan is not self.noise.plan
+        measure = partial(more, self.exported.model, graph, self.plan, self.expected)
         return verify_file(
             self.path,
             self.contract,
@@ -119,6 +123,7 @@ class Subject:
             format_name="onnx",
             found=found,
             measure=measure,
+            settle=None if planted else self.noise.settle,  # it would put the right references in their place
         )
 
     def moved(self) -> float:
