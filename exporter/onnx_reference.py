@@ -7,6 +7,7 @@ difference from the model in float64 is what the file computes differently. No t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,9 +16,11 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from .blas import one_blas_thread
 from .lifting import LOWER, LiftedEvaluator, lift, lift_constant
 from .onnx_stream import Weights, read_header, subgraphs
 from .plan import Array
+from .products import is_product, products_together
 from .runtimes import Description
 
 
@@ -130,7 +133,10 @@ class OnnxReference:
             except ValueError as error:
                 results[case] = error
         shared: dict[str, Any] = {"": None}
-        with np.errstate(all="ignore"):  # NaN and infinity are results here, and are compared as such
+        with (
+            one_blas_thread(),
+            np.errstate(all="ignore"),
+        ):  # NaN and infinity are results here, and are compared as such
             for number, finished in enumerate(self._finished):
                 for case, failure in self._step(number, cases, shared, watcher).items():
                     results[case] = failure
@@ -210,9 +216,11 @@ class OnnxReference:
                 inputs[case] = [values[name] for name in node.input]
         if watcher:
             watcher.before(number, inputs)
+        run = partial(self._run_node, number, common)
+        together = products_together(run, inputs) if is_product(node, common) else {}
         for case, arrays in inputs.items():
             try:
-                outputs[case] = self._run_node(number, known[case], arrays)
+                outputs[case] = together[case] if together else self._run_node(number, known[case], arrays)
             except Exception as error:
                 failures[case] = NodeError(node, error)
         if watcher:

@@ -171,10 +171,11 @@ def optional_cases(contract: Contract, first: int = 0) -> list[Case]:
 
 
 def step_cases(plan: Sequence[Case]) -> list[Case]:
-    """For the full graph by cached steps, which know no padding in the target: the shapes of ``plan`` that have some,
-    without it.
+    """For the full graph by cached steps, which know no padding in the target: the small shapes of the core of
+    ``plan`` that have some, without it. The step itself has all shapes.
     """
-    padded = [case for case in plan if case.group == "shapes" and case.inputs["tgt_key_padding_mask"].any()]
+    shapes = [case for case in plan if case.group == "shapes" and case.core and case.small]
+    padded = [case for case in shapes if case.inputs["tgt_key_padding_mask"].any()]
     found: list[Case] = []
     for case in padded:
         inputs = {**case.inputs, "tgt_key_padding_mask": np.zeros_like(case.inputs["tgt_key_padding_mask"])}

@@ -21,6 +21,7 @@ from .locate import locate
 from .memory import release_memory
 from .noise import Noise
 from .plan import Array, Case, few_cases
+from .reference import threads_for
 from .report import Finding, GraphReport, ParityReport
 from .search_reference import endless
 from .stored import BUNDLE_LIMIT, StoredCases, select
@@ -187,7 +188,7 @@ def _prove_eager(
         runs += composed_runs(whole, lambda name: Eager(graphs[name]), graph.contract, graphs)
     asked = [run for run in runs if any(run.takes(case) for case in noise.plan)]
     asked += [original] if original else []  # with nothing to take it fails
-    with torch.inference_mode(), ExitStack() as stack:
+    with torch.inference_mode(), threads_for(graph.module.model), ExitStack() as stack:
         for other in graphs.values():
             stack.enter_context(other.module.fused_once())
         return verify_file(
