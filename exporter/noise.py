@@ -36,6 +36,11 @@ PLAIN: tuple[Compute, More] = (compute_references, measure_more)
 SEARCH: tuple[Compute, More] = (search_references, measure_search)
 
 
+def measured_at_once(case: Case) -> bool:
+    """Whether the noise of a case is measured in full before it is asked for: these are stored with a bundle."""
+    return case.core and (case.small or case.group == "own") and case.group != "steps"
+
+
 class Noise:
     """References of a graph in the cases of a plan.
 
@@ -48,8 +53,8 @@ class Noise:
         self.graph = graph
         self.plan: Sequence[Case] = plan
         self._compute, self._more = SEARCH if graph.contract.searches else PLAIN
-        self.references = self._compute(model, graph, plan, moved=lambda case: case.core)
-        self._settled = {number for number, case in enumerate(plan) if case.core}
+        self.references = self._compute(model, graph, plan, moved=measured_at_once)
+        self._settled = {number for number, case in enumerate(plan) if measured_at_once(case)}
 
     def settle(self, numbers: Iterable[int]) -> Mapping[int, Mapping[str, Expected]]:
         """Measure the noise of cases in full.

@@ -11,7 +11,7 @@ from .onnx_reference import OnnxReference
 from .plan import Array
 from .report import Finding
 from .runtimes import OnnxRuntime, RuntimeOptions
-from .verify import Run, core, small_core
+from .verify import Run, core, small, small_core
 from .weights import check_weights, weight_findings
 
 # As it comes, in every case, and then in the core of the plan on one thread and at each level of optimisation: a fault
@@ -38,7 +38,7 @@ def runs(verbose: bool = False) -> list[Run]:
         first,
         *(replace(run, takes=core) for run in others),
         Run("onnx.reference", OnnxReference.open, takes=small_core),
-        Run("onnx.reference, float64", lifted, takes=small_core, lifted=True),
+        Run("onnx.reference, float64", lifted, takes=small, lifted=True),
     ]
 
 

@@ -52,8 +52,8 @@ class Case:
         same_as: for an identity, what the outputs must be equal to.
         small: whether a slow runtime is asked for it, too.
         alone: whether it has one sentence only.
-        core: whether it is of the few that stand for all: every way to run a file is asked for them, their noise is
-            measured in full at once, and they are stored with a bundle.
+        core: whether it is of the few that stand for all: every way to run a file is asked for them, and the small
+            ones are stored with a bundle.
     """
 
     name: str

@@ -35,7 +35,7 @@ _ROWS: tuple[tuple[int, int, str, dict[str, float]], ...] = (
     *((2, 5, "right", wishes) for wishes in _OUTSIDE),
 )
 _BEAMS = (7, 10)  # they say no more of a greedy search than others do
-_CORE = (2, 3, 4, 5, 13, 14)  # the smallest of each kind
+_CORE = (1, 3, 4, 5, 13, 14)  # the smallest of each kind
 _QUICK = (0, 1, 2, 3, 4, 6, 9, 13)
 
 
