@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 from exported_models import Exported, plain
 
-from mytx.exporter import cli, onnx_files, onnx_format, proving, subject
+from mytx.exporter import cli, noise, onnx_files, onnx_format, subject
 from mytx.exporter.compare import Expected
 from mytx.exporter.formats import ExportOptions
 from mytx.exporter.graph import Graph
@@ -87,16 +88,18 @@ def use_exports(monkeypatch: pytest.MonkeyPatch, exported: Exported) -> None:
     def export(graphs: dict[str, Graph], name: str, folder: Path, options: ExportOptions) -> None:
         onnx_format.save(exported.finished(name, options.producer), folder / f"{name}.onnx")
 
-    compute = proving.compute_references
+    compute, more = noise.PLAIN
 
-    def ready(model: Model, graph: Graph, plan: list[Case]) -> list[dict[str, Expected]]:
+    def ready(
+        model: Model, graph: Graph, plan: list[Case], moved: Callable[[Case], bool] = lambda case: True
+    ) -> list[dict[str, Expected]]:
         made = exported.expected(graph.name)
-        return made if len(made) == len(plan) else compute(model, graph, plan)
+        return list(made) if len(made) == len(plan) else compute(model, graph, plan, moved)
 
     whole = subject.graphs_of
     monkeypatch.setattr(subject, "graphs_of", lambda model, masks=None: plain(whole(model, masks)))
     monkeypatch.setattr(onnx_files, "export", export)
-    monkeypatch.setattr(proving, "PLAIN", (ready, proving.measure_more))
+    monkeypatch.setattr(noise, "PLAIN", (ready, more))
 
 
 def save_folder(exported: Exported, folder: Path) -> Path:

@@ -26,7 +26,7 @@ from mytx.exporter.graph_modules import GraphModule
 from mytx.exporter.onnx_stream import write_model
 from mytx.exporter.quiet import quiet
 from mytx.exporter.runtimes import OnnxRuntime
-from mytx.exporter.verify import small_shape
+from mytx.exporter.verify import small_core
 
 Exports = Callable[[str], Exported]
 REPOSITORY = Path(__file__).parents[2]
@@ -52,18 +52,18 @@ def test_every_graph_of_every_kind_of_model_passes(kind: str, exports: Exports) 
         assert [report.findings for report in reports] == [()] * len(RUNTIMES)
         assert [report.runtime for report in reports] == RUNTIMES
         plan = exported.plan(name)
-        few = sum(map(onnx_checks.few, plan))
+        core = sum(case.core for case in plan)
         asked = {
             "onnxruntime": len(plan),
-            "onnx.reference": sum(small_shape(case) for case in plan),
+            "onnx.reference": sum(small_core(case) for case in plan),
             "onnx.reference, float64": sum(case.small for case in plan),
         }
-        assert 12 <= asked["onnx.reference"] < asked["onnx.reference, float64"] <= few < len(plan)
+        assert 8 <= asked["onnx.reference"] < core < asked["onnx.reference, float64"] < len(plan)
         for report in reports:
             exact = report.runtime.endswith("float64")
             assert report.passed
             assert (report.graph, report.format) == (name, "onnx")
-            assert report.cases == asked.get(report.runtime, few)
+            assert report.cases == asked.get(report.runtime, core)
             assert report.compared > 100
             assert report.allowed == (0.1 if exact else 4)
             assert report.worst_ratio < report.allowed

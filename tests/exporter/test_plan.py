@@ -12,7 +12,6 @@ from exported_models import KINDS, build, plain, translation
 from mytx.exporter import OptionError
 from mytx.exporter.contract import Axis, Contract, TensorSpec
 from mytx.exporter.graphs import graphs_of
-from mytx.exporter.onnx_checks import few
 from mytx.exporter.plan import (
     LEVELS,
     LONG,
@@ -433,6 +432,6 @@ def test_a_disturbed_float_mask_opens_what_was_hidden_and_moves_the_rest() -> No
 def test_long_sentences_alone_are_tried_at_every_level_of_optimisation(name: str) -> None:
     """Whichever of batch and length comes first."""
     contract = CONTRACTS[name]
-    alone = [case for case in make_plan(contract) if few(case) and not case.small]
+    alone = [case for case in make_plan(contract) if case.core and not case.small]
     assert alone
     assert all(sizes(contract, case)["batch"] == 1 for case in alone)
