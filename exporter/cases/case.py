@@ -42,6 +42,8 @@ class Case:
         same_as: for an identity, what the outputs must be equal to.
         small: whether slow runtimes run this case too.
         alone: whether the batch has one sentence.
+        core: whether it is one of the few cases that every way to run a file uses. The small ones are stored with a
+            bundle.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Case:
     same_as: SameAs | None = None
     small: bool = False
     alone: bool = False
+    core: bool = False
 
 
 def sizes_of(contract: Contract, case: Case) -> dict[str, int]:
@@ -74,6 +77,11 @@ def small(case: Case) -> bool:
     return case.small
 
 
-def small_shape(case: Case) -> bool:
-    """Whether slow runtimes run this case once for its shape and masks, without the cases that are derived from it."""
-    return case.small and case.group not in ("disturbed", "identities")
+def core(case: Case) -> bool:
+    """Whether every way to run a file uses this case."""
+    return case.core
+
+
+def small_core(case: Case) -> bool:
+    """Whether slow runtimes whose result only has to agree use this case."""
+    return case.small and case.core

@@ -92,7 +92,7 @@ def own_case(name: str, inputs: dict[str, Array], contract: Contract) -> Case:
     few = is_small_search(ordered) if contract.searches else is_small(sizes)
     # Numbers out of range are adjusted by ONNX graphs, but refused by TorchScript's generate: it skips this group.
     group = "own" if not contract.searches or in_range(contract, ordered) else "range"
-    return Case("", ordered, words, group, small=few)
+    return Case("", ordered, words, group, small=few, core=True)
 
 
 def _check(where: str, spec: TensorSpec, array: Array, sizes: dict[str, int]) -> None:

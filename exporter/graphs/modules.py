@@ -5,8 +5,9 @@ Eager runs and all exporters use these modules. Every mask is optional here; a c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from ...models import CachedDecoder, Generator
 from ...models.search import SourceEncoder
 
+Made = TypeVar("Made", bound=nn.Module)
 CACHES = ("cross", "past")  # arguments that are lists of tensors: cross_key_0, cross_value_0, cross_key_1 and so on
 
 
@@ -41,10 +43,28 @@ class GraphModule(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self._fused: dict[type[nn.Module], nn.Module] | None = None  # a dict: its modules are no parts of this one
 
     def arguments(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """From inputs by name to the arguments of ``forward``."""
         return arguments(inputs)
+
+    @contextmanager
+    def fused_once(self) -> Iterator[None]:
+        """Within the block, where the weights stay as they are, they are fused once and not in each run."""
+        before, self._fused = self._fused, {}
+        try:
+            yield
+        finally:
+            self._fused = before
+
+    def with_fused(self, kind: type[Made]) -> Made:
+        """A module of ``kind`` that fuses the model's weights."""
+        if self._fused is None:
+            return kind(self.model)
+        if kind not in self._fused:
+            self._fused[kind] = kind(self.model)
+        return self._fused[kind]  # type: ignore[return-value]
 
 
 class Encode(GraphModule):
@@ -153,7 +173,7 @@ class Cross(GraphModule):
 
     def forward(self, memory: Tensor, src_key_padding_mask: Tensor) -> list[Tensor]:
         """As :meth:`mytx.models.CachedDecoder.cross`."""
-        return CachedDecoder(self.model).cross(memory, src_key_padding_mask)
+        return self.with_fused(CachedDecoder).cross(memory, src_key_padding_mask)
 
 
 class Step(GraphModule):
@@ -163,7 +183,7 @@ class Step(GraphModule):
         self, tgt: Tensor, src_key_padding_mask: Tensor, cross: list[Tensor], past: list[Tensor]
     ) -> list[Tensor]:
         """``tgt [N, B]``, ``past [N, B, H, ., .]`` -> logits ``[N, B, V]`` and the past with the new position."""
-        logits, grown = CachedDecoder(self.model).step(tgt, past, cross, src_key_padding_mask)
+        logits, grown = self.with_fused(CachedDecoder).step(tgt, past, cross, src_key_padding_mask)
         return [logits.view(cross[0].size(0), -1, logits.size(1)), *grown]
 
 
@@ -172,7 +192,7 @@ class Prefill(GraphModule):
 
     def forward(self, src: Tensor, src_key_padding_mask: Tensor) -> list[Tensor]:
         """``src [N, S]`` -> logits ``[N, 1, V]``, keys and values of the memory, and the past of the start id."""
-        decoder = CachedDecoder(self.model)
+        decoder = self.with_fused(CachedDecoder)
         cross = decoder.cross(SourceEncoder(self.model)(src, src_key_padding_mask), src_key_padding_mask)
         start = torch.full([src.size(0), 1], self.model.config.bos_id)
         logits, past = decoder.step(start, decoder.empty(src.size(0)), cross, src_key_padding_mask)
@@ -210,7 +230,7 @@ class Search(GraphModule):
         num_hypotheses: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """:meth:`forward` and the margins, as :meth:`mytx.models.Generator.search`."""
-        generator = Generator(self.model)
+        generator = self.with_fused(Generator)
         longest = _within(max_length, 1, generator.positions)
         beams = 1 if num_beams is None else _within(num_beams, 1, generator.tgt_vocab_size // 2)
         return generator.search(

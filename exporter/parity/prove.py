@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,17 +20,16 @@ from ..runtimes.eager import Eager
 from ..runtimes.run import Run, composed_runs, runs_of
 from .compare import Expected
 from .lending import lent
-from .reference import compute_references, measure_more
+from .noise import Noise
+from .reference import threads_for
 from .report import GraphReport, ParityReport
-from .search_reference import endless, measure_search, search_references
+from .search_reference import endless
 from .stored import BUNDLE_LIMIT, StoredCases, select
 from .verify import verify_file
 from .weights import find_weights
 
 Progress = Callable[[str], None]
 Clock = Callable[[str], AbstractContextManager[None]]
-PLAIN = (compute_references, measure_more)
-SEARCH = (search_references, measure_search)
 IDS_SHARE = 0.1  # of the room for stored cases: ids are small
 NO_BATCH = "a sentence alone with the same in a batch, as no dimension is called batch"
 ENDLESS = (
@@ -87,23 +85,20 @@ def prove(
         holding = [FORMATS[item] for item in formats if FORMATS[item].holds(graph.contract)]
         plan = _plan(graph, request, flexible=any(known.flexible for known in holding), steps="step" in graphs)
         progress(f"Computing the reference of {name} in PyTorch")
-        compute, more = SEARCH if graph.contract.searches else PLAIN
         with timed("reference"):
-            references = compute(model, graph, plan)
+            noise = Noise(model, graph, plan)
         release_memory()
-        measure = partial(more, model, graph, plan, references)
         with timed("verify"):
-            reports += _prove_eager(graphs, graph, plan, references, (request.originals or {}).get(name))
-            untried = _untried(graph, plan, references)
+            reports += _prove_eager(graphs, graph, noise, (request.originals or {}).get(name))
+            untried = _untried(graph, plan, noise.references)
             for known in holding:
-                progress(f"Verifying {known.file(name)}")
-                found = _prove_file(graphs, graph, known, folder, plan, references, measure, request.verbose)
+                found = _prove_file(graphs, graph, known, folder, noise, request.verbose, progress)
                 reports += [replace(report, notes=(*report.notes, *untried)) for report in found]
                 release_memory()
         rest = BUNDLE_LIMIT - sum(cases.nbytes for cases in stored.values())
         left = sum(share for other, share in shares.items() if other not in stored)
-        stored[name] = select(plan, references, int(rest * shares[name] / left))
-        del references, measure
+        stored[name] = select(*noise.settled(), int(rest * shares[name] / left))
+        del noise
         release_memory(cycles=False)
     return ParityReport(tuple(reports)), stored
 
@@ -136,11 +131,11 @@ def _prove_file(
     graph: Graph,
     known: Format,
     folder: Path,
-    plan: Sequence[Case],
-    references: Sequence[Mapping[str, Expected]],
-    measure: Callable[[int], Mapping[str, Expected]],
+    noise: Noise,
     verbose: bool,
+    progress: Progress,
 ) -> list[GraphReport]:
+    progress(f"Verifying {known.file(graph.name)}")
     path = folder / known.file(graph.name)
     weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in weights_of_file(known, graph).items()}
     found = find_weights(known.name, path, weights, others=graph.contract.custom)
@@ -150,14 +145,24 @@ def _prove_file(
     present = [name for name, item in graphs.items() if known.holds(item.contract)]
     runs = runs_of(known, contract, present, folder, verbose)
     with lent(graph.module.model, folder):
-        return verify_file(path, contract, plan, references, runs, format_name=known.name, found=found, measure=measure)
+        return verify_file(
+            path,
+            contract,
+            noise.plan,
+            noise.references,
+            runs,
+            format_name=known.name,
+            found=found,
+            measure=noise.more,
+            settle=noise.settle,
+            told=lambda done, total: progress(f"Verifying {path.name}: {done} of {total} cases"),
+        )
 
 
 def _prove_eager(
     graphs: Mapping[str, Graph],
     graph: Graph,
-    plan: Sequence[Case],
-    references: Sequence[Mapping[str, Expected]],
+    noise: Noise,
     original: Run | None = None,
 ) -> list[GraphReport]:
     """The identities in PyTorch itself: what does not hold there can hold nowhere. And the ``original``."""
@@ -165,7 +170,17 @@ def _prove_eager(
     runs = [replace(whole, takes=lambda case: case.group == "identities")]
     if graph.contract.composed:
         runs += composed_runs(whole, lambda name: Eager(graphs[name]), graph.contract, graphs)
-    asked = [run for run in runs if any(run.takes(case) for case in plan)]
+    asked = [run for run in runs if any(run.takes(case) for case in noise.plan)]
     asked += [original] if original else []  # with nothing to take it fails
-    with torch.inference_mode():
-        return verify_file(Path(graph.name), graph.contract, plan, references, asked, format_name="eager")
+    with torch.inference_mode(), threads_for(graph.module.model), ExitStack() as stack:
+        for other in graphs.values():
+            stack.enter_context(other.module.fused_once())
+        return verify_file(
+            Path(graph.name),
+            graph.contract,
+            noise.plan,
+            noise.references,
+            asked,
+            format_name="eager",
+            settle=noise.settle,
+        )

@@ -19,49 +19,71 @@ from ..graphs.graph import Graph
 from ..graphs.precision import in_float64
 from ..graphs.running import run_graph
 from ..memory import release_memory
-from .compare import Expected
+from .compare import NOISE_LIMIT, SMALLEST, Expected
 from .spread import Sizes, spread_of, tally
 
 Floats = NDArray[np.float64]
 JITTERED_RUNS = 4
 MORE_RUNS = 28  # where those leave it open
+NEAR = 1 / 16  # of the limit: five runs are hardly ever that much further off than one
 SMALL_MODEL = 20_000_000  # parameters
 CHUNK = 1 << 17  # values that stay in the cache: twice as fast as a whole matrix at once
 
 
-def compute_references(model: nn.Module, graph: Graph, plan: Sequence[Case]) -> list[dict[str, Expected]]:
+def compute_references(
+    model: nn.Module, graph: Graph, plan: Sequence[Case], moved: Callable[[Case], bool] = lambda case: True
+) -> list[dict[str, Expected]]:
     """For each case the outputs of ``graph`` in float64, the noise of float32, and how large one run's errors are.
 
     The noise is the largest error of one float32 run and of four more in which about half of all weights and inputs
-    are moved to a neighbouring float32 (half an ULP on average). One run alone is sometimes lucky.
+    are moved to a neighbouring float32 (half an ULP on average). One run alone is sometimes lucky: then the noise is
+    too small, and never too large. See :mod:`~mytx.exporter.parity.noise`.
 
     Args:
         model: in float32 and evaluation mode. It goes to float64 and back in place, which is exact.
         graph: of ``model``.
         plan: the cases. An identity gets the reference of the case that it must agree with.
+        moved: the cases whose noise is measured by the four runs, too. It is so anyhow where one run alone comes near
+            the limit above which a case is not judged.
     """
     specs = graph.contract.outputs
     whole, plan = plan, [case for case in plan if case.same_as is None]
     with threads_for(model):
-        with in_float64(model):
+        with in_float64(model), graph.module.fused_once():
             references = [_run(graph, case, Tensor.double) for case in plan]
         release_memory(cycles=False)
         sizes: list[list[Sizes]] = [[] for _ in plan]
-        plain = [
-            _errors(graph, case, values, lambda x: x, found.append)
-            for case, values, found in zip(plan, references, sizes, strict=True)
+        with graph.module.fused_once():
+            plain = [
+                _errors(graph, case, values, lambda x: x, found.append)
+                for case, values, found in zip(plan, references, sizes, strict=True)
+            ]
+        noise = np.array(plain)
+        chosen = [
+            index for index, case in enumerate(plan) if moved(case) or _near_limit(references[index], plain[index])
         ]
-        noise = np.maximum(plain, _jittered_errors(model, graph, plan, references, range(JITTERED_RUNS)))
+        rows = [plan[index] for index in chosen], [references[index] for index in chosen]
+        noise[chosen] = np.maximum(noise[chosen], _jittered_errors(model, graph, *rows, range(JITTERED_RUNS)))
     own = iter(zip(references, noise, sizes, strict=True))
     found: list[dict[str, Expected]] = []
     for case in whole:
         if case.same_as is not None:
-            found.append(_derived(case.same_as, found[case.same_as.case]))
+            found.append(derived(case.same_as, found[case.same_as.case]))
             continue
         outputs, errors, kept = next(own)
-        rows = zip(specs, outputs, errors, kept, strict=True)
-        found.append({spec.name: _measured(spec, *measured) for spec, *measured in rows})
+        measured = zip(specs, outputs, errors, kept, strict=True)
+        found.append({spec.name: _measured(spec, *row) for spec, *row in measured})
     return found
+
+
+def near_limit(scale: float, noise: float) -> bool:
+    """Whether more runs may find that float32 is too far off to judge by."""
+    return not noise <= NEAR * max(NOISE_LIMIT * scale, SMALLEST)
+
+
+def _near_limit(references: Sequence[Floats], errors: Sequence[float]) -> bool:
+    scales = [float(np.abs(values).max(initial=0.0)) for values in references]
+    return any(map(near_limit, scales, errors))
 
 
 def _measured(spec: TensorSpec, values: Floats, error: float, sizes: Sizes) -> Expected:
@@ -71,7 +93,7 @@ def _measured(spec: TensorSpec, values: Floats, error: float, sizes: Sizes) -> E
     return replace(expected, spread=spread_of(sizes, expected.unit))
 
 
-def _derived(same: SameAs, other: Mapping[str, Expected]) -> dict[str, Expected]:
+def derived(same: SameAs, other: Mapping[str, Expected]) -> dict[str, Expected]:
     """The reference of a case that must agree with another, at the places where it must."""
     return {
         name: Expected(
@@ -101,7 +123,7 @@ def measure_more(
     """
     same = plan[index].same_as
     if same is not None:
-        references[index] = _derived(same, measure_more(model, graph, plan, references, same.case))
+        references[index] = derived(same, measure_more(model, graph, plan, references, same.case))
         return references[index]
     before = references[index]
     names = [spec.name for spec in graph.contract.outputs]
@@ -121,11 +143,15 @@ def _jittered_errors(
 ) -> Floats:
     """For each case and output the largest error of float32 runs with weights and inputs nudged."""
     worst = np.zeros((len(plan), len(graph.contract.outputs)))
+    if not plan:
+        return worst
     for seed in seeds:
-        generator = torch.Generator().manual_seed(seed)
-        with jittered(model, graph.weights(), generator):
-            prepare = partial(nudge, generator=generator)
-            errors = [_errors(graph, case, values, prepare) for case, values in zip(plan, references, strict=True)]
+        with jittered(model, graph.weights(), torch.Generator().manual_seed(seed)), graph.module.fused_once():
+            errors = []
+            for case, values in zip(plan, references, strict=True):
+                # Of its own, so that the noise of a case does not depend on which others are measured with it.
+                prepare = partial(nudge, generator=torch.Generator().manual_seed(seed))
+                errors.append(_errors(graph, case, values, prepare))
         worst = np.maximum(worst, errors)
     return worst
 

@@ -6,7 +6,7 @@ float32 can tell are both right. The margin that the search reports says how nea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,14 +20,16 @@ from ..graphs.graph import Graph
 from ..graphs.modules import Search
 from ..graphs.precision import in_float64
 from .compare import FACTOR, ULP, Expected
-from .reference import JITTERED_RUNS, MORE_RUNS, jittered, threads_for
+from .reference import JITTERED_RUNS, MORE_RUNS, jittered, near_limit, threads_for
 from .spread import Spread, spread_of, tally
 
 Floats = NDArray[np.float64]
 Result = tuple[NDArray[np.int64], NDArray[np.int64], Floats, Floats]  # tokens, lengths, scores, margins
 
 
-def search_references(model: nn.Module, graph: Graph, plan: Sequence[Case]) -> list[dict[str, Expected]]:
+def search_references(
+    model: nn.Module, graph: Graph, plan: Sequence[Case], moved: Callable[[Case], bool] = lambda case: True
+) -> list[dict[str, Expected]]:
     """For each case the tokens, lengths and scores of ``graph`` in float64, the noise of the scores, and what ties.
 
     Noise is measured as for any other graph. Sentences tie whose margin is below twice the error that is allowed for a
@@ -37,17 +39,25 @@ def search_references(model: nn.Module, graph: Graph, plan: Sequence[Case]) -> l
         model: in float32 and evaluation mode. It goes to float64 and back in place, which is exact.
         graph: of ``model``; its module is a :class:`~mytx.exporter.graphs.modules.Search`.
         plan: the cases.
+        moved: as for :func:`~mytx.exporter.parity.reference.compute_references`. With fewer runs fewer sentences tie.
     """
     with threads_for(model):
-        with in_float64(model):
+        with in_float64(model), graph.module.fused_once():
             exact = [_search(graph, case) for case in plan]
-        plain = [[_search(graph, case)] for case in plan]
-        runs = _nudged(model, graph, plan, range(JITTERED_RUNS))
+        with graph.module.fused_once():
+            plain = [_search(graph, case) for case in plan]
+        chosen = [index for index, case in enumerate(plan) if moved(case) or _near_limit(exact[index], plain[index])]
+        runs = [[result] for result in plain]
+        nudged = _nudged(model, graph, [plan[index] for index in chosen], range(JITTERED_RUNS))
+        for index, more in zip(chosen, nudged, strict=True):
+            runs[index] += more
     pad = graph.contract.ids["pad"]
-    return [
-        _expected(case, result, [*first, *found], pad)
-        for case, result, first, found in zip(plan, exact, plain, runs, strict=True)
-    ]
+    return [_expected(case, result, found, pad) for case, result, found in zip(plan, exact, runs, strict=True)]
+
+
+def _near_limit(exact: Result, plain: Result) -> bool:
+    """See :func:`~mytx.exporter.parity.reference.near_limit`."""
+    return near_limit(float(np.abs(exact[2]).max(initial=0.0)), float(np.abs(plain[2] - exact[2]).max(initial=0.0)))
 
 
 def measure_search(
@@ -81,8 +91,8 @@ def endless(plan: Sequence[Case], references: Sequence[Mapping[str, Expected]]) 
 def _nudged(model: nn.Module, graph: Graph, plan: Sequence[Case], seeds: Iterable[int]) -> list[list[Result]]:
     """For each case what the search gives with weights nudged, once for each seed."""
     found: list[list[Result]] = [[] for _ in plan]
-    for seed in seeds:
-        with jittered(model, graph.weights(), torch.Generator().manual_seed(seed)):
+    for seed in seeds if plan else ():
+        with jittered(model, graph.weights(), torch.Generator().manual_seed(seed)), graph.module.fused_once():
             for results, case in zip(found, plan, strict=True):
                 results.append(_search(graph, case))
     return found

@@ -97,6 +97,7 @@ def write_stored(path: Path, graphs: Mapping[str, StoredCases]) -> None:
                 "group": case.group,
                 "small": case.small,
                 "alone": case.alone,
+                "core": case.core,
                 "inputs": list(case.inputs),
                 "outputs": outputs_about,
             }
@@ -129,7 +130,8 @@ def _read_graph(arrays: Mapping[str, Array], graph: str, entries: list[dict[str,
     for entry in entries:
         at = f"{graph}/{entry['name']}"
         inputs = {name: arrays[f"{at}/in/{name}"] for name in entry["inputs"]}
-        marks = {"small": entry["small"], "alone": entry.get("alone", False)}  # older bundles have no alone
+        marks = {"small": entry["small"], "alone": entry.get("alone", False)}  # older bundles have no alone and no core
+        marks["core"] = entry.get("core", entry["small"] or marks["alone"])
         plan.append(Case(entry["name"], inputs, entry["words"], entry["group"], **marks))
         expected.append(
             {

@@ -7,6 +7,7 @@ the model in float64, then it computes something else. Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,9 @@ from onnx.reference.op_run import OpRun
 from ..cases.case import Array
 from ..formats.onnx.inner import subgraphs
 from ..formats.onnx.storage import Weights, read_header
+from .blas import one_blas_thread
 from .lifting import LOWER, LiftedEvaluator, lift, lift_constant
+from .products import is_product, products_together
 from .runtime import Description
 
 
@@ -131,7 +134,8 @@ class OnnxReference:
             except ValueError as error:
                 results[case] = error
         shared: dict[str, Any] = {"": None}
-        with np.errstate(all="ignore"):  # NaN and infinity are results here; the comparison finds them
+        # NaN and infinity are results here; the comparison finds them.
+        with one_blas_thread(), np.errstate(all="ignore"):
             for number, finished in enumerate(self._finished):
                 for case, failure in self._step(number, cases, shared, watcher).items():
                     results[case] = failure
@@ -211,9 +215,11 @@ class OnnxReference:
                 inputs[case] = [values[name] for name in node.input]
         if watcher:
             watcher.before(number, inputs)
+        run = partial(self._run_node, number, common)
+        together = products_together(run, inputs) if is_product(node, common) else {}
         for case, arrays in inputs.items():
             try:
-                outputs[case] = self._run_node(number, known[case], arrays)
+                outputs[case] = together[case] if together else self._run_node(number, known[case], arrays)
             except Exception as error:
                 failures[case] = NodeError(node, error)
         if watcher:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ..cases.case import Case, small, small_shape
+from ..cases.case import core, small, small_core
 from .onnx_reference import OnnxReference
 from .onnxruntime import OnnxRuntime, RuntimeOptions
 from .run import Run
 
-# As it comes, and then on one thread and at each level of optimisation: a fault of the optimiser and one of the
-# exporter look different, and some faults need two threads.
+# As it comes, in every case, and then in the core of the plan on one thread and at each level of optimisation: a fault
+# of the optimiser and one of the exporter look different, and some faults need two threads.
 OPTIONS = (
     RuntimeOptions(),
     RuntimeOptions(threads=1),
@@ -33,12 +33,7 @@ def runs(verbose: bool = False) -> list[Run]:
     lifted = partial(OnnxReference.open, lifted=True)
     return [
         first,
-        *(replace(run, takes=few) for run in others),
-        Run("onnx.reference", OnnxReference.open, takes=small_shape),
+        *(replace(run, takes=core) for run in others),
+        Run("onnx.reference", OnnxReference.open, takes=small_core),
         Run("onnx.reference, float64", lifted, takes=small, lifted=True),
     ]
-
-
-def few(case: Case) -> bool:
-    """Whether its other ways are: small cases, long ones alone, and a user's own. On a large model they cost most."""
-    return case.small or case.group == "own" or case.alone

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cases.case import Case
+from ..cases.case import Case, small_core
 from ..contracts.contract import Contract
 from ..formats.table import Format
 from .composed import Composed, Stepped
@@ -52,6 +52,8 @@ def runs_of(
         verbose: show the runtime's own messages.
     """
     runs = [_without(run, left_out(file_format)) for run in _module_of(file_format).runs(verbose)]
+    if contract.searches:  # onnx.reference takes long to run a search node by node
+        runs = [replace(run, takes=small_core) if run.lifted else run for run in runs]
     if contract.composed:
         runs += composed_runs(runs[0], lambda name: runs[0].open(folder / file_format.file(name)), contract, present)
     return runs
@@ -69,7 +71,7 @@ def composed_runs(
     """The ways to run the full graph by other graphs: by encoder and decoder, and by cached steps.
 
     Args:
-        first: the way to run the full graph itself.
+        first: the way to run the full graph itself. The others run the core of the cases that it runs.
         open_graph: opens another graph by its name.
         contract: contract of the full graph.
         present: names of the graphs that can be opened.
@@ -78,11 +80,23 @@ def composed_runs(
     if {"encoder", "decoder"} <= set(present):
         name = f"{first.runtime}, decoder(encoder)"
         halves = partial(_open_both, Composed, ("encoder", "decoder"), open_graph, contract)
-        found.append(Run(name, halves, first.takes, dimensions=False))
+        found.append(Run(name, halves, lambda case: _by_parts(case) and first.takes(case), dimensions=False))
     if {"prefill", "step"} <= set(present):
         steps = partial(_open_both, Stepped, ("prefill", "step"), open_graph, contract)
-        found.append(Run(f"{first.runtime}, N cached steps", steps, unpadded_target, dimensions=False))
+        found.append(
+            Run(
+                f"{first.runtime}, N cached steps",
+                steps,
+                lambda case: case.core and unpadded_target(case) and first.takes(replace(case, group="shapes")),
+                dimensions=False,
+            )
+        )
     return found
+
+
+def _by_parts(case: Case) -> bool:
+    """Whether the full graph is run by encoder and decoder: each shape and mask once."""
+    return case.core and case.group != "steps"
 
 
 def _open_both(

@@ -20,6 +20,7 @@ from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.formats.table import FORMATS
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.parity.compare import Comparison, Expected, compare_case
+from mytx.exporter.parity.noise import Noise
 from mytx.exporter.parity.reference import compute_references, measure_more
 from mytx.exporter.parity.report import GraphReport
 from mytx.exporter.parity.search_reference import measure_search
@@ -44,6 +45,7 @@ class Subject:
         graph: which of them is examined.
         folder: for files with faults; with the graph's own and, for ``full``, those of its halves.
         plan, expected, runs: as :func:`~mytx.exporter.parity.prove.prove` would make them.
+        noise: which holds the plan and the references, where they are not those of a fault.
         found: whether the weights of the file are checked.
         reference: whose outputs are right: another graph of the same contract, where the model itself is at fault.
         wrap: what runs are wrapped in, where the runtime is at fault.
@@ -59,14 +61,15 @@ class Subject:
     reference: Graph | None = None
     wrap: Wrap | None = None
     stepped: Callable[[Runtime, Runtime], Runtime] | None = None
+    noise: Noise = field(init=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         names = self.exported.graphs if self.graph == "full" else [self.graph]
         for name in names:
             shutil.copy(self.exported.path(name), self.file(name))
-        self.plan = list(self.exported.plan(self.graph))
-        self.expected = list(self.exported.expected(self.graph))
+        self.noise = self.exported.noise(self.graph)
+        self.plan, self.expected = self.noise.plan, self.noise.references
         self.runs = runs_of(ONNX, self.contract, names, self.folder)
 
     def file(self, name: str) -> Path:
@@ -111,7 +114,8 @@ class Subject:
         found = find_weights("onnx", self.path, self.exported.weights(self.graph))
         graph = self.reference or self.honest_graph
         more = measure_search if self.contract.searches else measure_more
-        measure = partial(more, self.exported.model, graph, self.plan, list(self.expected))
+        planted = self.expected is not self.noise.references or self.plan is not self.noise.plan
+        measure = partial(more, self.exported.model, graph, self.plan, self.expected)
         return verify_file(
             self.path,
             self.contract,
@@ -121,6 +125,7 @@ class Subject:
             format_name="onnx",
             found=found,
             measure=measure,
+            settle=None if planted else self.noise.settle,  # it would put the right references in their place
         )
 
     def moved(self) -> float:

@@ -7,7 +7,6 @@ import pytest
 
 from mytx.exporter.cases.plan import attention_mask, disturb, fill, make_plan, padding_mask
 from mytx.exporter.contracts.contract import TensorSpec
-from mytx.exporter.runtimes.onnx_runs import few
 from plans import BATCH, CONTRACTS, SOURCE, TARGET, sizes
 
 
@@ -65,6 +64,6 @@ def test_a_disturbed_float_mask_opens_what_was_hidden_and_moves_the_rest() -> No
 def test_long_sentences_alone_are_tried_at_every_level_of_optimisation(name: str) -> None:
     """Whichever of batch and length comes first."""
     contract = CONTRACTS[name]
-    alone = [case for case in make_plan(contract) if few(case) and not case.small]
+    alone = [case for case in make_plan(contract) if case.core and not case.small]
     assert alone
     assert all(sizes(contract, case)["batch"] == 1 for case in alone)

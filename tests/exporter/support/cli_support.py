@@ -24,7 +24,7 @@ from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import ExportOptions
 from mytx.exporter.graphs import exportable as subject
 from mytx.exporter.graphs.graph import Graph
-from mytx.exporter.parity import prove as proving
+from mytx.exporter.parity import noise
 from mytx.exporter.parity.compare import Expected
 from mytx.models import Model, save_model
 
@@ -96,16 +96,18 @@ def use_exports(monkeypatch: pytest.MonkeyPatch, exported: Exported) -> None:
     def export(graphs: dict[str, Graph], name: str, folder: Path, options: ExportOptions) -> None:
         onnx_format.save(exported.finished(name, options.producer), folder / f"{name}.onnx")
 
-    compute = proving.compute_references
+    compute, more = noise.PLAIN
 
-    def ready(model: Model, graph: Graph, plan: list[Case]) -> list[dict[str, Expected]]:
+    def ready(
+        model: Model, graph: Graph, plan: list[Case], moved: Callable[[Case], bool] = lambda case: True
+    ) -> list[dict[str, Expected]]:
         made = exported.expected(graph.name)
-        return made if len(made) == len(plan) else compute(model, graph, plan)
+        return list(made) if len(made) == len(plan) else compute(model, graph, plan, moved)
 
     whole = subject.graphs_of
     monkeypatch.setattr(subject, "graphs_of", lambda model, masks=None: plain(whole(model, masks)))
     monkeypatch.setattr(onnx_files, "export", export)
-    monkeypatch.setattr(proving, "PLAIN", (ready, proving.measure_more))
+    monkeypatch.setattr(noise, "PLAIN", (ready, more))
 
 
 @contextmanager

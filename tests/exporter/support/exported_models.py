@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from mytx.exporter.formats.table import FORMATS, PLAIN
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.compare import Expected
+from mytx.exporter.parity.noise import Noise
 from mytx.exporter.parity.prove import weights_of_file
 from mytx.exporter.parity.reference import compute_references
 from mytx.exporter.parity.report import GraphReport
@@ -118,6 +120,7 @@ class Exported:
         self._raw: dict[str, ir.Model] = {}
         self._plans: dict[str, list[Case]] = {}
         self._expected: dict[str, list[dict[str, Expected]]] = {}
+        self._noise: dict[str, Noise] = {}
 
     def raw(self, name: str) -> ir.Model:
         """A graph as it is exported or composed, before the finish."""
@@ -152,6 +155,14 @@ class Exported:
         if name not in self._expected:
             self._expected[name] = self.references(name, self.plan(name))
         return self._expected[name]
+
+    def noise(self, name: str) -> Noise:
+        """The references of the plan as an export has them: the noise of most cases measured by one run."""
+        if name not in self._noise:
+            self._noise[name] = Noise(self.model, self.every[name], self.plan(name))
+        kept = copy.copy(self._noise[name])
+        kept.plan, kept.references, kept._settled = list(kept.plan), list(kept.references), set(kept._settled)
+        return kept
 
     def references(self, name: str, plan: list[Case]) -> list[dict[str, Expected]]:
         """The references of other cases."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from exported_models import KINDS, Exported, Exports, shaken
 from exported_models import translation as translation_model
 from mytx.exporter import ExportError, OptionError, export_bundle
-from mytx.exporter.cases.case import small_shape
+from mytx.exporter.cases.case import small_core
 from mytx.exporter.contracts.contract import Contract, TensorSpec
 from mytx.exporter.formats.onnx import export as onnx_format
 from mytx.exporter.graphs.graph import Graph
@@ -48,18 +48,18 @@ def test_every_graph_of_every_kind_of_model_passes(kind: str, exports: Exports) 
         assert [report.findings for report in reports] == [()] * len(RUNTIMES)
         assert [report.runtime for report in reports] == RUNTIMES
         plan = exported.plan(name)
-        few = sum(map(onnx_runs.few, plan))
+        core = sum(case.core for case in plan)
         asked = {
             "onnxruntime": len(plan),
-            "onnx.reference": sum(small_shape(case) for case in plan),
+            "onnx.reference": sum(small_core(case) for case in plan),
             "onnx.reference, float64": sum(case.small for case in plan),
         }
-        assert 12 <= asked["onnx.reference"] < asked["onnx.reference, float64"] <= few < len(plan)
+        assert 8 <= asked["onnx.reference"] < core < asked["onnx.reference, float64"] < len(plan)
         for report in reports:
             exact = report.runtime.endswith("float64")
             assert report.passed
             assert (report.graph, report.format) == (name, "onnx")
-            assert report.cases == asked.get(report.runtime, few)
+            assert report.cases == asked.get(report.runtime, core)
             assert report.compared > 100
             assert report.allowed == (0.1 if exact else 4)
             assert report.worst_ratio < report.allowed

@@ -1,0 +1,93 @@
+"""The references of a plan, with the noise of each case measured as far as its verdict needs it.
+
+Of most cases one float32 run of PyTorch is enough: its error is a noise that was really measured, and more runs can
+only make it larger. So what passes by one run passes by five. What does not pass has its noise measured in full before
+it fails, and where five runs leave it open, once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from torch import nn
+
+from ..cases.case import Case
+from ..graphs.graph import Graph
+from .compare import Expected
+from .reference import compute_references, derived, measure_more
+from .search_reference import measure_search, search_references
+
+References = list[dict[str, Expected]]
+
+
+class Compute(Protocol):
+    """:func:`compute_references` or :func:`search_references`."""
+
+    def __call__(
+        self, model: nn.Module, graph: Graph, plan: Sequence[Case], moved: Callable[[Case], bool] = ...
+    ) -> References:
+        """The references; the noise in full of those that are ``moved``."""
+        ...
+
+
+More = Callable[[nn.Module, Graph, Sequence[Case], References, int], dict[str, Expected]]
+PLAIN: tuple[Compute, More] = (compute_references, measure_more)
+SEARCH: tuple[Compute, More] = (search_references, measure_search)
+
+
+def measured_at_once(case: Case) -> bool:
+    """Whether the noise of a case is measured in full before it is asked for: these are stored with a bundle."""
+    return case.core and (case.small or case.group == "own") and case.group != "steps"
+
+
+class Noise:
+    """References of a graph in the cases of a plan.
+
+    Attributes:
+        references: for each case; replaced where the noise is measured again.
+    """
+
+    def __init__(self, model: nn.Module, graph: Graph, plan: Sequence[Case]) -> None:
+        self.model = model
+        self.graph = graph
+        self.plan: Sequence[Case] = plan
+        self._compute, self._more = SEARCH if graph.contract.searches else PLAIN
+        self.references = self._compute(model, graph, plan, moved=measured_at_once)
+        self._settled = {number for number, case in enumerate(plan) if measured_at_once(case)}
+
+    def settle(self, numbers: Iterable[int]) -> Mapping[int, Mapping[str, Expected]]:
+        """Measure the noise of cases in full.
+
+        Args:
+            numbers: of the cases.
+
+        Returns:
+            The new references, of those cases of which that was not known before.
+        """
+        asked = set(numbers)
+        left = sorted({self._own(number) for number in asked} - self._settled)
+        if not left:
+            return {}
+        self._settled.update(left)
+        measured = self._compute(self.model, self.graph, [self.plan[number] for number in left])
+        for number, outputs in zip(left, measured, strict=True):
+            self.references[number] = outputs
+        for number, case in enumerate(self.plan):
+            if case.same_as is not None and case.same_as.case in left:
+                self.references[number] = derived(case.same_as, self.references[case.same_as.case])
+        return {number: self.references[number] for number in asked if self._own(number) in left}
+
+    def more(self, number: int) -> Mapping[str, Expected]:
+        """Measure the noise of a case by more runs; returns its new reference."""
+        return self._more(self.model, self.graph, self.plan, self.references, number)
+
+    def settled(self) -> tuple[list[Case], References]:
+        """The cases whose noise is measured in full, and their references: where there is no PyTorch it cannot be."""
+        numbers = [number for number in range(len(self.plan)) if self._own(number) in self._settled]
+        return [self.plan[number] for number in numbers], [self.references[number] for number in numbers]
+
+    def _own(self, number: int) -> int:
+        """The case whose noise it is: an identity has that of another."""
+        same = self.plan[number].same_as
+        return number if same is None else same.case
