@@ -24,6 +24,7 @@ from mytx.exporter.runtimes.onnx_reference import OnnxReference
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
 from planting import all_graphs, weight
 from planting_loops import body_of
+from repository import ROOT
 
 LINEAR = "my_transformer.decoder.layers.1.linear2.weight"
 SEARCHES = ("greedy", "generate")
@@ -182,7 +183,7 @@ def test_webassembly_finds_weights_beside_the_file(name: str, lively: Exported, 
         "numbers": {key: array.item() for key, array in numbers(lively, name).items()},
     }
     assert (shared / WEIGHTS).exists()
-    script = Path(__file__).with_name("decode_in_node.js")
+    script = ROOT / "tests" / "exporter" / "decode" / "decode_in_node.js"
     command = [node, str(script), package, str(shared / f"{name}.onnx")]
     done = subprocess.run(command, input=json.dumps([case]), capture_output=True, text=True, timeout=300, check=True)
     (found,) = json.loads(done.stdout.splitlines()[-1])
