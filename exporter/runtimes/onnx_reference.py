@@ -7,7 +7,7 @@ the model in float64, then it computes something else. Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,11 +15,11 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from threadpoolctl import ThreadpoolController
 
 from ..cases.case import Array
 from ..formats.onnx.inner import subgraphs
 from ..formats.onnx.storage import Weights, read_header
-from .blas import one_blas_thread
 from .lifting import LOWER, LiftedEvaluator, lift, lift_constant
 from .products import is_product, products_together
 from .runtime import Description
@@ -135,7 +135,7 @@ class OnnxReference:
                 results[case] = error
         shared: dict[str, Any] = {"": None}
         # NaN and infinity are results here; the comparison finds them.
-        with one_blas_thread(), np.errstate(all="ignore"):
+        with _blas().limit(limits=1), np.errstate(all="ignore"):
             for number, finished in enumerate(self._finished):
                 for case, failure in self._step(number, cases, shared, watcher).items():
                     results[case] = failure
@@ -239,6 +239,14 @@ class OnnxReference:
         node: Any = self._nodes[number]
         arrays = [known[name] for name in node.input] if inputs is None else inputs
         return list(node.run(*arrays, **({"context": dict(known)} if node.need_context() else {})))
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """The threads of numpy's own products, which are far too small here for two. OpenBLAS starts them all the same, and
+    while they wait for each other they spin: beside other work that took four times the CPU and the time.
+    """
+    return ThreadpoolController().select(user_api="blas")
 
 
 def _reads(node: onnx.NodeProto) -> list[str]:

@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 from onnx import helper
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from exported_models import KINDS, Exported
 from mytx.exporter.cases.case import Array, Case
@@ -139,3 +140,24 @@ def test_a_watcher_sees_and_replaces(tmp_path: Path) -> None:
     assert isinstance(second, dict)
     np.testing.assert_array_equal(first["y"], X.astype(np.float64) + 1)
     np.testing.assert_array_equal(second["y"], X.astype(np.float64) * 2)
+
+
+def blas_threads() -> set[int]:
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+def test_numpy_has_one_thread_inside_and_as_many_as_before_outside(translation: Exported) -> None:
+    class Threads:
+        seen: set[int]
+
+        def before(self, node: int, inputs: Mapping[int, list[Any]]) -> None:
+            self.seen = blas_threads()
+
+        def after(self, node: int, outputs: Mapping[int, list[Any]]) -> None:
+            pass
+
+    watcher = Threads()
+    with threadpool_limits(2, "blas"):
+        OnnxReference.open(translation.path("encoder")).run_all([translation.plan("encoder")[0].inputs], watcher)
+        assert watcher.seen == {1}
+        assert blas_threads() == {2}

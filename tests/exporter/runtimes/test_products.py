@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from mytx.exporter.runtimes import blas
 from mytx.exporter.runtimes.products import is_product, products_together
 
 W, B = np.arange(12.0).reshape(3, 4), np.arange(4.0)
@@ -73,24 +72,3 @@ def test_each_case_gets_its_own_rows_in_its_own_shape() -> None:
 def test_what_does_not_fit_together_is_left_to_each(arrays: list[Any]) -> None:
     inputs = {number: [array, W] for number, array in enumerate(arrays)}
     assert products_together(lambda given: [given[0] @ given[1]], inputs) == {}
-
-
-def test_numpy_has_one_thread_inside_and_as_many_as_before_outside() -> None:
-    found = blas._openblas()
-    if found is None:
-        pytest.skip("numpy came without an OpenBLAS")
-    get, put = found
-    before = get()
-    put(2)
-    try:
-        with blas.one_blas_thread():
-            assert get() == 1
-        assert get() == 2
-    finally:
-        put(before)
-
-
-def test_without_openblas_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blas, "_openblas", lambda: None)
-    with blas.one_blas_thread():
-        pass
