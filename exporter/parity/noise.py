@@ -15,7 +15,7 @@ from torch import nn
 from ..cases.case import Case
 from ..graphs.graph import Graph
 from .compare import Expected
-from .reference import compute_references, derived, measure_more
+from .reference import compute_references, measure_more
 from .search_reference import measure_search, search_references
 
 References = list[dict[str, Expected]]
@@ -36,9 +36,18 @@ PLAIN: tuple[Compute, More] = (compute_references, measure_more)
 SEARCH: tuple[Compute, More] = (search_references, measure_search)
 
 
-def measured_at_once(case: Case) -> bool:
-    """Whether the noise of a case is measured in full before it is asked for: these are stored with a bundle."""
-    return case.core and (case.small or case.group == "own") and case.group != "steps"
+def measured_at_once(plan: Sequence[Case]) -> list[bool]:
+    """For each case, whether its noise is measured in full before that is asked for: these are stored with a bundle.
+
+    They are the user's own cases and, where they are small, the core of the plan, the disturbed cases, and those that
+    identities are made of.
+    """
+    named = {case.same_as.case for case in plan if case.same_as is not None}
+    return [
+        case.group == "own"
+        or (case.small and case.group != "steps" and (case.core or case.group == "disturbed" or number in named))
+        for number, case in enumerate(plan)
+    ]
 
 
 class Noise:
@@ -53,8 +62,9 @@ class Noise:
         self.graph = graph
         self.plan: Sequence[Case] = plan
         self._compute, self._more = SEARCH if graph.contract.searches else PLAIN
-        self.references = self._compute(model, graph, plan, moved=measured_at_once)
-        self._settled = {number for number, case in enumerate(plan) if measured_at_once(case)}
+        chosen = {case.name for case, at_once in zip(plan, measured_at_once(plan), strict=True) if at_once}
+        self.references = self._compute(model, graph, plan, moved=lambda case: case.name in chosen)
+        self._settled = {number for number, case in enumerate(plan) if case.name in chosen}
 
     def settle(self, numbers: Iterable[int]) -> Mapping[int, Mapping[str, Expected]]:
         """Measure the noise of cases in full.
@@ -65,18 +75,14 @@ class Noise:
         Returns:
             The new references, of those cases of which that was not known before.
         """
-        asked = set(numbers)
-        left = sorted({self._own(number) for number in asked} - self._settled)
+        left = sorted({self._own(number) for number in numbers} - self._settled)
         if not left:
             return {}
         self._settled.update(left)
         measured = self._compute(self.model, self.graph, [self.plan[number] for number in left])
         for number, outputs in zip(left, measured, strict=True):
             self.references[number] = outputs
-        for number, case in enumerate(self.plan):
-            if case.same_as is not None and case.same_as.case in left:
-                self.references[number] = derived(case.same_as, self.references[case.same_as.case])
-        return {number: self.references[number] for number in asked if self._own(number) in left}
+        return {number: self.references[number] for number in left}
 
     def more(self, number: int) -> Mapping[str, Expected]:
         """Measure the noise of a case by more runs; returns its new reference."""
@@ -88,6 +94,6 @@ class Noise:
         return [self.plan[number] for number in numbers], [self.references[number] for number in numbers]
 
     def _own(self, number: int) -> int:
-        """The case whose noise it is: an identity has that of another."""
+        """The case whose noise it is: an identity has that of another, which is known at once."""
         same = self.plan[number].same_as
         return number if same is None else same.case

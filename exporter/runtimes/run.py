@@ -53,7 +53,7 @@ def runs_of(
     """
     runs = [_without(run, left_out(file_format)) for run in _module_of(file_format).runs(verbose)]
     if contract.searches:  # onnx.reference takes long to run a search node by node
-        runs = [replace(run, takes=small_core) if run.lifted else run for run in runs]
+        runs = [_among(small_core, run) if run.lifted else run for run in runs]
     if contract.composed:
         runs += composed_runs(runs[0], lambda name: runs[0].open(folder / file_format.file(name)), contract, present)
     return runs
@@ -117,7 +117,12 @@ def unpadded_target(case: Case) -> bool:
 
 def _without(run: Run, groups: Collection[str]) -> Run:
     """``run`` without the cases of ``groups``."""
-    return replace(run, takes=lambda case: case.group not in groups and run.takes(case))
+    return _among(lambda case: case.group not in groups, run)
+
+
+def _among(chosen: Callable[[Case], bool], run: Run) -> Run:
+    """``run`` with those of its cases that are ``chosen``."""
+    return replace(run, takes=lambda case: chosen(case) and run.takes(case))
 
 
 def check_file(file_format: Format, path: Path) -> None:

@@ -42,17 +42,18 @@ def test_it_is_never_larger_than_in_full_and_the_same_for_what_is_measured_at_on
     assert all(cheap <= whole for cheap, whole in pairs)
     assert any(cheap < whole for cheap, whole in pairs)
     plan = translation.plan(name)
-    assert 6 <= sum(map(measured_at_once, plan)) < len(plan) / 2
-    for case, one, other in zip(plan, found, full, strict=True):
-        if measured_at_once(case):
-            assert alike(one, other)
+    at_once = measured_at_once(plan)
+    assert 6 <= sum(at_once) < len(plan) / 2
+    for whole, one, other in zip(at_once, found, full, strict=True):
+        assert not whole or alike(one, other)
 
 
 @pytest.mark.parametrize("graph", ["decoder", "greedy", "generate"])
 def test_what_is_settled_is_as_if_it_had_been_measured_in_full_from_the_beginning(graph: str, exports: Any) -> None:
     exported: Exported = exports("lively")
     noise, full = exported.noise(graph), exported.expected(graph)
-    number = next(n for n, case in enumerate(noise.plan) if not measured_at_once(case) and case.same_as is None)
+    pairs = zip(noise.plan, measured_at_once(noise.plan), strict=True)
+    number = next(n for n, (case, at_once) in enumerate(pairs) if not at_once and case.same_as is None)
     settled = noise.settle([number])
     assert list(settled) == [number]
     assert settled[number] is noise.references[number]
@@ -63,24 +64,20 @@ def test_what_is_settled_is_as_if_it_had_been_measured_in_full_from_the_beginnin
     assert all(noise.references[n] is before[n] for n in others)
 
 
-def test_an_identity_is_settled_with_the_case_whose_noise_it_has(translation: Exported) -> None:
-    noise = translation.noise("encoder")
-    number, same = next(
-        (number, case.same_as)
-        for number, case in enumerate(noise.plan)
-        if case.same_as is not None and not measured_at_once(noise.plan[case.same_as.case])
-    )
-    assert list(noise.settle([number])) == [number]
-    assert noise.references[number]["memory"].noise == noise.references[same.case]["memory"].noise
-    assert noises(noise.references)[same.case] == noises(translation.expected("encoder"))[same.case]
-    assert noise.settle([same.case]) == {}
+@pytest.mark.parametrize("name", ["encoder", "decoder", "full"])
+def test_the_noise_of_every_identity_is_measured_in_full_at_once(name: str, translation: Exported) -> None:
+    noise, full = translation.noise(name), noises(translation.expected(name))
+    found = [number for number, case in enumerate(noise.plan) if case.same_as is not None]
+    assert len(found) >= 6
+    assert [noises(noise.references)[number] for number in found] == [full[number] for number in found]
+    assert noise.settle(found) == {}
 
 
 def test_what_is_stored_is_measured_in_full(translation: Exported) -> None:
     noise = translation.noise("full")
     plan, references = noise.settled()
     full = {case.name: outputs for case, outputs in zip(noise.plan, translation.expected("full"), strict=True)}
-    assert {case.group for case in plan} == {"shapes", "identities"}
+    assert {case.group for case in plan} == {"shapes", "disturbed", "identities"}
     assert noises(references) == noises([full[case.name] for case in plan])
     before = len(plan)
     noise.settle(range(len(noise.plan)))
