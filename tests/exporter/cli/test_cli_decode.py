@@ -91,7 +91,7 @@ def test_the_plan_of_a_search_can_be_looked_at(run: Run) -> None:
     assert "steps" in {case["group"] for case in anew}  # what N cached steps are asked for
     result = run("verify", whole_bundle(), "--show-plan")
     assert result.code == 0
-    assert "num_beams 2, num_hypotheses 2" in result.out
+    assert "num_beams 4, num_hypotheses 4" in result.out
     assert "past 4" in result.out
 
 
