@@ -91,15 +91,15 @@ def _honest(architecture: str, weights: list[str]) -> list[Row]:
 
 
 def _chosen_faults(quick: bool) -> list[Any]:
-    """All; or of the graphs of two models, plain and cached, the first of each kind, large and small."""
+    """All; or of the graphs of two models, plain and cached, the first of each kind."""
     from catalogue import FAULTS
 
     if not quick:
         return list(FAULTS)
-    found: dict[tuple[str, bool], Any] = {}
+    found: dict[str, Any] = {}
     for fault in FAULTS:
         if fault.model in ("translation", "lively") and fault.graph != "full":
-            found.setdefault((fault.kind, fault.small), fault)
+            found.setdefault(fault.kind, fault)
     return list(found.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 
@@ -9,6 +10,13 @@ import pytest
 import torch
 
 from exported_models import EVERY_KIND, Exported, build
+from kept import kept_root
+
+
+def pytest_configure() -> None:
+    """Before other processes start, which are to use the same folder. What PyTorch says while it traces is left out."""
+    kept_root()
+    logging.getLogger("torch.__trace").setLevel(logging.CRITICAL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,13 +35,14 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
+def exports() -> Callable[[str], Exported]:
     """The model of a kind with its files; see ``exported_models.EVERY_KIND``."""
     made: dict[str, Exported] = {}
 
     def get(kind: str) -> Exported:
         if kind not in made:
-            folder = tmp_path_factory.mktemp(re.sub(r"\W+", "-", kind))
+            folder = kept_root() / re.sub(r"\W+", "-", kind)
+            folder.mkdir(exist_ok=True)
             made[kind] = Exported(build(kind), EVERY_KIND[kind][1], folder)
         return made[kind]
 

@@ -1,18 +1,17 @@
-"""Small bundles, made once for all tests that read or damage one."""
+"""Small bundles, made once a session for all tests that read or damage one."""
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from kept import kept
 from mytx.exporter import export_bundle
 from mytx.exporter.bundle.manifest import describe_files
 from mytx.exporter.formats.table import PLAIN
@@ -26,35 +25,36 @@ SOUNDS = {"<pad>": 0, "<s>": 1, "</s>": 2} | {sound: 3 + n for n, sound in enume
 @functools.cache
 def tiny_bundle() -> Path:
     """The folder of a bundle with the graphs that do not decode; copy it before you change it."""
-    return _export(PLAIN)
+    return _export("tiny", PLAIN)
 
 
 @functools.cache
 def whole_bundle() -> Path:
     """The folder of a bundle with all graphs; it takes much longer to make."""
-    return _export(())
+    return _export("whole", ())
 
 
 @functools.cache
 def decoding_bundle() -> Path:
     """The folder of a bundle with the graphs that decode alone, not verified: those who test that do it elsewhere."""
-    return _export(("step", "prefill", "greedy", "generate"), verify=False)
+    return _export("decoding", ("step", "prefill", "greedy", "generate"), verify=False)
 
 
 @functools.cache
 def shared_bundle() -> Path:
     """The folder of a bundle whose files share their weights; copy it before you change it."""
-    return _export(PLAIN, weights="shared", level="quick")
+    return _export("shared", PLAIN, weights="shared", level="quick")
 
 
-def _export(components: tuple[str, ...], verify: bool = True, **options: Any) -> Path:
-    folder = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    vocabulary = Vocabulary(LETTERS, SOUNDS)
-    options = {"components": components, "vocabulary": vocabulary, "verify": verify, **options}
-    result = export_bundle(tiny_model(), folder / "bundle", **options)
-    assert result.passed is (True if verify else None)
-    return folder / "bundle"
+def _export(name: str, components: tuple[str, ...], verify: bool = True, **options: Any) -> Path:
+    def make(folder: Path) -> None:
+        vocabulary = Vocabulary(LETTERS, SOUNDS)
+        result = export_bundle(
+            tiny_model(), folder, components=components, vocabulary=vocabulary, verify=verify, **options
+        )
+        assert result.passed is (True if verify else None)
+
+    return kept(f"{name}-bundle", make)
 
 
 def tiny_model() -> TranslationModel:

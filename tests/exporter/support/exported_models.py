@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from kept import made_once
 from mytx.exporter.cases.case import Case
 from mytx.exporter.cases.identities import whole_plan
 from mytx.exporter.contracts.contract import Contract
@@ -138,9 +139,7 @@ class Exported:
     def path(self, name: str) -> Path:
         """The saved file."""
         path = self.folder / f"{name}.onnx"
-        if not path.exists():
-            onnx_format.save(self.finished(name), path)
-        return path
+        return made_once(path, lambda new: onnx_format.save(self.finished(name), new))
 
     def contract(self, name: str) -> Contract:
         return self.every[name].contract
