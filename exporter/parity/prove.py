@@ -19,6 +19,7 @@ from ..memory import release_memory
 from ..runtimes.eager import Eager
 from ..runtimes.run import Run, composed_runs, runs_of
 from .compare import Expected
+from .forecast import Forecast
 from .lending import lent
 from .noise import Noise
 from .reference import threads_for
@@ -81,10 +82,11 @@ def prove(
     reports: list[GraphReport] = []
     stored: dict[str, StoredCases] = {}
     shares = {name: IDS_SHARE if graph.contract.searches else 1.0 for name, graph in graphs.items()}
+    forecast = Forecast(graphs, request.level)
     for name, graph in graphs.items():  # one after the other: the references of large models are large
         holding = [FORMATS[item] for item in formats if FORMATS[item].holds(graph.contract)]
         plan = _plan(graph, request, flexible=any(known.flexible for known in holding), steps="step" in graphs)
-        progress(f"Computing the reference of {name} in PyTorch")
+        progress(f"Computing the reference of {name} in PyTorch{forecast.left(name)}")
         with timed("reference"):
             noise = Noise(model, graph, plan)
         release_memory()
