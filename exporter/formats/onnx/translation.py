@@ -55,9 +55,16 @@ def marks() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 
 def translate(program: ExportedProgram, opset: int) -> ir.Model | None:
-    """``program`` as ONNX with marks; None where only ``torch.onnx.export`` can do it. The program is used up."""
+    """``program`` as ONNX with marks; None where only ``torch.onnx.export`` can do it, as it still can then."""
     if _core is None:
         return None
+    try:
+        return _translated(program, opset)
+    except (AttributeError, TypeError):  # a release in which these functions are others
+        return None
+
+
+def _translated(program: ExportedProgram, opset: int) -> ir.Model | None:
     registry = _registry(opset)
     program._graph_module = _fx_passes.remove_assertion_nodes(program.graph_module)
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
