@@ -1,8 +1,10 @@
 """Export of a preset: mytx (all graphs, verified) beside a plain ``torch.onnx.export`` of encoder, decoder and full.
 
     python -m benchmarks.export [--preset base] [--json]
+    python -m benchmarks.export --layers 3 12 [--preset small] [--json]
 
-Each runs in a process of its own, one after the other. Memory is the peak above what the imports alone take.
+Each runs in a process of its own, one after the other. Memory is the peak above what the imports alone take. With
+``--layers`` mytx alone exports the preset with so many layers on both sides, unverified: does it grow with depth?
 """
 
 from __future__ import annotations
@@ -85,27 +87,58 @@ def run_plain(preset: str, folder: Path) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start, "stages": stages, "peak_mb": peak() - baseline}
 
 
+def run_depth(preset: str, folder: Path, layers: int) -> dict[str, Any]:
+    """All graphs of the preset with another number of layers, exported and not verified."""
+    from mytx.exporter import export_bundle
+    from mytx.models import PRESETS, TranslationModel
+
+    sizes = PRESETS[preset]._asdict()
+    vocabulary = sizes.pop("vocab_size")
+    model = TranslationModel(
+        vocabulary, vocabulary, **{**sizes, "num_encoder_layers": layers, "num_decoder_layers": layers}
+    )
+    return {"seconds": export_bundle(model, folder / "bundle", verify=False).seconds["export"]}
+
+
 WORKERS = {"plain": run_plain, "mytx": run_mytx}
+
+
+def in_process(worker: str, preset: str, *more: str) -> dict[str, Any]:
+    """What a worker measures, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.export", "--preset", preset, "--worker", worker, *more]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def in_words(seconds: dict[int, float]) -> list[str]:
+    """A line for each number of layers."""
+    first, least = next(iter(seconds.items()))
+    return [f"{n} layers: export {each:.1f} s, {each / least:.2f} x {first} layers" for n, each in seconds.items()]
 
 
 def main() -> None:
     """Run both, print both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="base")
+    parser.add_argument("--layers", type=int, nargs="+", metavar="N", help="export with so many layers instead")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--worker", choices=WORKERS, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=[*WORKERS, "depth"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(WORKERS[options.worker](options.preset, Path(folder))))
+            if options.worker == "depth":
+                print(json.dumps(run_depth(options.preset, Path(folder), options.layers[0])))
+            else:
+                print(json.dumps(WORKERS[options.worker](options.preset, Path(folder))))
         return
-    results: dict[str, Any] = {}
-    for worker in WORKERS:
-        command = [sys.executable, "-m", "benchmarks.export", "--preset", options.preset, "--worker", worker]
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        results[worker] = json.loads(output.splitlines()[-1])
+    if options.layers:
+        seconds = {n: in_process("depth", options.preset, "--layers", str(n))["seconds"] for n in options.layers}
+        print(json.dumps(seconds) if options.json else "\n".join(in_words(seconds)))
+        return
+    results = {worker: in_process(worker, options.preset) for worker in WORKERS}
     if options.json:
         print(json.dumps(results))
         return
