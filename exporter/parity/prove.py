@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..cases.case import Array, Case, small
 from ..cases.identities import every_case
+from ..cases.plan import check_level
 from ..contracts.contract import Contract
 from ..formats.table import FORMATS, Format
 from ..graphs.graph import Graph
@@ -78,10 +79,14 @@ def prove(
 
     Returns:
         The report, and the cases to store with the bundle.
+
+    Raises:
+        OptionError: if there is no plan of this level.
     """
     reports: list[GraphReport] = []
     stored: dict[str, StoredCases] = {}
     shares = {name: IDS_SHARE if graph.contract.searches else 1.0 for name, graph in graphs.items()}
+    check_level(request.level)
     forecast = Forecast(graphs, request.level)
     for name, graph in graphs.items():  # one after the other: the references of large models are large
         holding = [FORMATS[item] for item in formats if FORMATS[item].holds(graph.contract)]
