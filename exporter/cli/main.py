@@ -87,7 +87,7 @@ def _explain(error: BaseException) -> int:
         complain(error.message, error.hint)
     elif isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("mytx"):
         name = error.name.partition(".")[0]
-        without = "; verify, inspect, run and bench of a bundle work without it" if name == "torch" else ""
+        without = "; inspect, run, bench, and verify with the stored cases, work without it" if name == "torch" else ""
         complain(f"this needs {name}, which is not installed", f"pip install {name}{without}")
     elif isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""

@@ -79,8 +79,9 @@ def check_heads(d_model: int, nhead: int | None) -> int:
 
 
 def likely_heads(d_model: int) -> list[int]:
-    """Head counts that are likely for ``d_model``: those with heads 16 to 128 wide."""
-    likely = [heads for heads in range(1, d_model + 1) if d_model % heads == 0 and 16 <= d_model // heads <= 128]
+    """Head counts that are likely for ``d_model``: those with heads 16 to 128 wide, in small models from 4 on."""
+    least = 16 if d_model >= 128 else 4
+    likely = [heads for heads in range(1, d_model + 1) if d_model % heads == 0 and least <= d_model // heads <= 128]
     return likely or [heads for heads in range(1, min(d_model, 16) + 1) if d_model % heads == 0]
 
 

@@ -31,10 +31,10 @@ BLOCK = "my_transformer.encoder.layers.0."
 
 def test_a_missing_head_count_names_what_fits(tmp_path: Path) -> None:
     path = changed(lambda: couplet(d_model=64), lambda state: None, tmp_path / "model.pt")
-    error = refused(path, r"heads is not in a checkpoint \(for d_model 64 it may be 1, 2 or 4\)", nhead=None)
+    error = refused(path, r"heads is not in a checkpoint \(for d_model 64 it may be 1, 2, 4, 8 or 16\)", nhead=None)
     assert error.hint == "pass --nhead N"
     path = changed(couplet, lambda state: None, tmp_path / "model.pt")
-    assert refused(path, r"for d_model 16 it may be 1\)", nhead=None).hint == "pass --nhead N"
+    assert refused(path, r"for d_model 16 it may be 1, 2 or 4\)", nhead=None).hint == "pass --nhead N"
 
 
 @pytest.mark.parametrize("nhead", [3, 0, -4, 17])
