@@ -39,12 +39,12 @@ SEARCH: tuple[Compute, More] = (search_references, measure_search)
 def measured_at_once(plan: Sequence[Case]) -> list[bool]:
     """For each case, whether its noise is measured in full before that is asked for: these are stored with a bundle.
 
-    They are the user's own cases and, where they are small, the core of the plan, the disturbed cases, and those that
-    identities are made of.
+    They are the user's own cases, those with numbers out of range and, where they are small, the core of the plan, the
+    disturbed cases, and those that identities are made of.
     """
     named = {case.same_as.case for case in plan if case.same_as is not None}
     return [
-        case.group == "own"
+        case.group in ("own", "range")  # a user's own case may be out of range
         or (case.small and case.group != "steps" and (case.core or case.group == "disturbed" or number in named))
         for number, case in enumerate(plan)
     ]

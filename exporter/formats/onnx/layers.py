@@ -31,7 +31,7 @@ DOMAIN = "mytx"  # of the marks
 
 _CACHE = re.compile(r"(.+_(?:key|value)_)(\d+)")
 _STATE = {"_parameters", "_buffers", "_modules"}
-_PLAIN = (bool, int, float, str, tuple, set, type(None))
+_PLAIN = (bool, int, float, str, type(None))
 # Classes whose forward is known to depend on nothing but their attributes.
 _KNOWN = (f"{__name__.partition('.')[0]}.transformer.", f"{__name__.partition('.')[0]}.models.", "torch.nn.modules.")
 
@@ -64,6 +64,8 @@ def stacks_of(graph: Graph) -> tuple[Stack, ...] | None:
         layers = list(module.layers)
         if not layers:
             continue
+        if list(module.layers._modules) != [str(number) for number in range(len(layers))]:
+            return None  # the order of a Sequential's names is its own
         parts = [id(part) for layer in layers for part in layer.modules()]
         if len(set(parts)) < len(parts) or not all(_alike(layers[0], layer) for layer in layers[1:]):
             return None
@@ -178,9 +180,13 @@ def _alike(one: nn.Module, other: nn.Module) -> bool:
 
 
 def _equal(one: object, other: object) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):  # hooks: there must be none
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, (dict, set)):  # hooks, and names of buffers that no state dict has: there must be none
         return not one and not other
-    return type(one) is type(other) and isinstance(one, _PLAIN) and one == other
+    return isinstance(one, _PLAIN) and one == other
 
 
 def _same_form(one: Tensor | None, other: Tensor | None) -> bool:

@@ -84,6 +84,13 @@ def test_what_is_stored_is_measured_in_full(translation: Exported) -> None:
     assert before < len(noise.settled()[0]) == len(noise.plan)
 
 
+def test_a_users_own_case_is_measured_at_once_however_large_it_is_and_whatever_its_numbers(
+    translation: Exported,
+) -> None:
+    case = translation.plan("greedy")[0]
+    assert measured_at_once([replace(case, group=group, small=False) for group in ("own", "range")]) == [True, True]
+
+
 def test_a_case_that_may_not_be_judged_is_measured_in_full_at_once(
     translation: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,6 +98,21 @@ def further_attribute(layers: nn.ModuleList) -> None:
     layers[1].number = 1
 
 
+def tensors_in_a_tuple(layers: nn.ModuleList) -> None:
+    for layer in layers:
+        layer.further = (torch.ones(2),)
+
+
+def one_and_true(layers: nn.ModuleList) -> None:
+    layers[0].further, layers[1].further = (1,), (True,)
+
+
+def buffers_without_names(layers: nn.ModuleList) -> None:
+    for number, layer in enumerate(layers):
+        del layer.linear1.bias
+        layer.linear1.register_buffer("bias", torch.full((24,), float(number)), persistent=False)
+
+
 def another_forward(layers: nn.ModuleList) -> None:
     for layer in layers:
         layer.forward = lambda src, src_mask=None, src_key_padding_mask=None: src
@@ -118,6 +133,9 @@ UNLIKE = [
     same_module,
     shared_inside,
     further_attribute,
+    tensors_in_a_tuple,
+    one_and_true,
+    buffers_without_names,
     another_forward,
 ]
 
@@ -132,6 +150,14 @@ def unlike(change: Callable[[nn.ModuleList], None]) -> Graph:
 def test_layers_that_are_not_alike_are_noticed(change: Callable[[nn.ModuleList], None]) -> None:
     assert stacks_of(unlike(lambda layers: None))
     assert stacks_of(unlike(change)) is None
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("1", "0")])
+def test_layers_with_names_of_their_own_are_noticed(names: tuple[str, str]) -> None:
+    model = translation(num_encoder_layers=2)
+    encoder = model.my_transformer.encoder
+    encoder.layers = nn.Sequential(OrderedDict(zip(names, encoder.layers, strict=True)))  # type: ignore[assignment]
+    assert stacks_of(graphs_of(shaken(model))["encoder"]) is None
 
 
 def test_a_hook_on_all_modules_is_noticed() -> None:
