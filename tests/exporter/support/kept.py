@@ -31,6 +31,8 @@ def kept(name: str, make: Callable[[Path], object]) -> Path:
 
 def made_once(path: Path, make: Callable[[Path], object]) -> Path:
     """``path``, where ``make`` puts something unless it is there; what fails half way leaves nothing."""
+    if path.exists():  # whole: it came by a rename
+        return path
     with FileLock(f"{path}.lock"), tempfile.TemporaryDirectory(dir=path.parent) as folder:
         if not path.exists():
             new = Path(folder) / path.name
