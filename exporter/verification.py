@@ -170,7 +170,7 @@ def plan_of_bundle(path: str | Path, *, level: str | None = None, own: Sequence[
                     level or "standard",
                     mine.get(name, ()),
                     flexible=flexible.get(name),
-                    steps="step" in contracts,
+                    present=contracts,
                 )
             )
             for name, contract in contracts.items()

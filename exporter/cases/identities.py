@@ -6,7 +6,7 @@ alone, without its padding, as in a batch. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -25,18 +25,28 @@ EACH = 3  # cases for each identity
 LIMIT = 400_000  # the largest output, in values, of a case that an identity is made from: larger ones need much memory
 
 
-def whole_plan(contract: Contract, level: str = "standard", own: Sequence[Case] = ()) -> list[Case]:
-    """The plan of a graph, then its identities, then the user's ``own`` cases."""
+def whole_plan(
+    contract: Contract, level: str = "standard", own: Sequence[Case] = (), present: Collection[str] = ()
+) -> list[Case]:
+    """The plan of a graph, then its identities, then the user's ``own`` cases.
+
+    Args:
+        contract: the graph's contract.
+        level: level of the plan.
+        own: the user's own cases.
+        present: names of the graphs that are tested as well. Shapes that the parts of a graph are run with are not
+            all run again.
+    """
     if contract.searches:
         plan = make_search_plan(contract, level=level)
     else:
-        plan = make_plan(contract, level=level)
+        plan = make_plan(contract, level=level, parts_too=bool(contract.parts) and {*contract.parts} <= {*present})
         plan += identities(contract, plan)
     return plan + [replace(case, name=f"{len(plan) + index:02d}") for index, case in enumerate(own)]
 
 
 def every_case(
-    contract: Contract, level: str, own: Sequence[Case], *, flexible: Contract | None, steps: bool
+    contract: Contract, level: str, own: Sequence[Case], *, flexible: Contract | None, present: Collection[str]
 ) -> list[Case]:
     """All cases for a graph: the whole plan, and the cases for only some of its files.
 
@@ -45,13 +55,13 @@ def every_case(
         level: level of the plan.
         own: the user's own cases.
         flexible: the contract with optional masks, if some file of the graph has them.
-        steps: whether ``full`` is also run by cached steps. They take no padding in the target, so cases without it
-            are added.
+        present: names of the graphs that are tested as well. With ``step``, ``full`` is also run by cached steps. They
+            take no padding in the target, so cases without it are added.
     """
-    plan = whole_plan(contract, level, own)
+    plan = whole_plan(contract, level, own, present)
     if flexible is not None and not contract.searches:
         plan += optional_cases(flexible, first=len(plan))
-    if steps and contract.composed:
+    if "step" in present and contract.composed:
         plan += step_cases(plan)
     return plan
 

@@ -6,6 +6,7 @@ shorter and longer than target; every kind of padding; random float masks, asymm
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -72,38 +73,48 @@ def check_level(level: str) -> None:
         raise OptionError(f"there is no plan {level!r}", f"choose from {', '.join(LEVELS)}")
 
 
-def make_plan(contract: Contract, seed: int = 0, level: str = "standard") -> list[Case]:
+def make_plan(contract: Contract, seed: int = 0, level: str = "standard", *, parts_too: bool = False) -> list[Case]:
     """The cases for a graph. They depend on contract, seed and level only.
 
-    After the shapes come cases with one input changed in each: a graph that ignores an input fails there.
+    After the shapes come cases with one input changed in each, or one of all layers: a graph that ignores it fails
+    there.
 
     Args:
         contract: the graph's contract.
         seed: seed of the values.
         level: ``quick`` (less than half of the shapes), ``standard``, or ``thorough`` (all twice, and long ones).
+        parts_too: whether the graphs that this one consists of are tested as well. The standard plan then has the
+            shapes of the quick one: the parts are run with all of them.
 
     Raises:
         OptionError: for any other level.
     """
     check_level(level)
     rows = list(enumerate(_ROWS))
-    # Prefill consists of the encoder and a step, and both are tested with all rows.
-    if level == "quick" or (level == "standard" and contract.graph == "prefill"):
+    if level == "quick" or (level == "standard" and parts_too):
         rows = [rows[index] for index in _QUICK]
     plan = [
         replace(_case(contract, f"{number:02d}", row, [seed, index]), core=index in _CORE)
         for number, (index, row) in enumerate(rows)
     ]
     base = plan[DISTURBED]
-    for index, spec in enumerate(contract.inputs):
+    for index, (name, specs) in enumerate(alike(contract.inputs).items()):
         rng = np.random.default_rng([seed, len(_ROWS) + index])
-        inputs = {**base.inputs, spec.name: disturb(spec, base.inputs[spec.name], rng)}
-        words = f"as case {base.name} with another {spec.name}"
-        plan.append(Case(f"{len(plan):02d}", inputs, words, "disturbed", small=base.small))
+        others = {spec.name: disturb(spec, base.inputs[spec.name], rng) for spec in specs}
+        words = f"as case {base.name} with another {name}"
+        plan.append(Case(f"{len(plan):02d}", base.inputs | others, words, "disturbed", small=base.small))
     if level == "thorough":
         for index, row in enumerate([*_ROWS, *_LONGER]):
             plan.append(_case(contract, f"{len(plan):02d}", row, [seed, 1000 + index]))
     return [without_empty_rows(contract, case) for case in plan]
+
+
+def alike(specs: Sequence[TensorSpec]) -> dict[str, list[TensorSpec]]:
+    """Inputs of all layers together, by their common name: ``past_key_*``. Of the others each alone, by its name."""
+    found: dict[str, list[TensorSpec]] = {}
+    for spec in specs:
+        found.setdefault(re.sub(r"_\d+$", "_*", spec.name), []).append(spec)
+    return {specs[0].name if len(specs) == 1 else name: specs for name, specs in found.items()}
 
 
 def optional_cases(contract: Contract, first: int = 0) -> list[Case]:

@@ -146,6 +146,12 @@ class Contract:
         return self.graph == "full" and not self.custom
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """The graphs that it consists of, if it adds nothing of its own to them that depends on shapes."""
+        known = {"full": ("encoder", "decoder"), "prefill": ("encoder", "step")}
+        return () if self.custom else known.get(self.graph, ())
+
+    @property
     def searches(self) -> bool:
         """Whether the graph runs a whole search and returns ids."""
         return self.graph in SEARCHES and not self.custom

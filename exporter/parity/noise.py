@@ -17,6 +17,7 @@ from ..graphs.graph import Graph
 from .compare import Expected
 from .reference import compute_references, measure_more
 from .search_reference import measure_search, search_references
+from .stored import BUNDLE_LIMIT, StoredCases, choose, size_of, store
 
 References = list[dict[str, Expected]]
 
@@ -36,35 +37,48 @@ PLAIN: tuple[Compute, More] = (compute_references, measure_more)
 SEARCH: tuple[Compute, More] = (search_references, measure_search)
 
 
-def measured_at_once(plan: Sequence[Case]) -> list[bool]:
-    """For each case, whether its noise is measured in full before that is asked for: these are stored with a bundle.
+def storable(plan: Sequence[Case]) -> list[int]:
+    """The numbers of the cases that may be stored with a bundle.
 
     They are the user's own cases, those with numbers out of range and, where they are small, the core of the plan, the
-    disturbed cases, and those that identities are made of.
+    disturbed cases, those that identities are made of, and the identities.
     """
     named = {case.same_as.case for case in plan if case.same_as is not None}
     return [
-        case.group in ("own", "range")  # a user's own case may be out of range
-        or (case.small and case.group != "steps" and (case.core or case.group == "disturbed" or number in named))
+        number
         for number, case in enumerate(plan)
+        if case.group in ("own", "range")  # a user's own case may be out of range
+        or case.same_as is not None
+        or (case.small and case.group != "steps" and (case.core or case.group == "disturbed" or number in named))
     ]
 
 
 class Noise:
     """References of a graph in the cases of a plan.
 
+    The noise of those cases that are stored with a bundle is measured in full at once: without PyTorch it cannot be.
+
+    Args:
+        model: in float32 and evaluation mode.
+        graph: of ``model``.
+        plan: the cases.
+        room: for the stored cases, in bytes.
+
     Attributes:
         references: for each case; replaced where the noise is measured again.
     """
 
-    def __init__(self, model: nn.Module, graph: Graph, plan: Sequence[Case]) -> None:
+    def __init__(self, model: nn.Module, graph: Graph, plan: Sequence[Case], room: int = BUNDLE_LIMIT) -> None:
         self.model = model
         self.graph = graph
         self.plan: Sequence[Case] = plan
         self._compute, self._more = SEARCH if graph.contract.searches else PLAIN
-        chosen = {case.name for case, at_once in zip(plan, measured_at_once(plan), strict=True) if at_once}
-        self.references = self._compute(model, graph, plan, moved=lambda case: case.name in chosen)
-        self._settled = {number for number, case in enumerate(plan) if case.name in chosen}
+        candidates = storable(plan)
+        sizes = [size_of(graph.contract, plan[number]) for number in candidates]
+        self._kept = [candidates[at] for at in choose([plan[number] for number in candidates], sizes, room)]
+        self._settled = set(map(self._own, self._kept))
+        names = {plan[number].name for number in self._settled}
+        self.references = self._compute(model, graph, plan, moved=lambda case: case.name in names)
 
     def settle(self, numbers: Iterable[int]) -> Mapping[int, Mapping[str, Expected]]:
         """Measure the noise of cases in full.
@@ -88,10 +102,9 @@ class Noise:
         """Measure the noise of a case by more runs; returns its new reference."""
         return self._more(self.model, self.graph, self.plan, self.references, number)
 
-    def settled(self) -> tuple[list[Case], References]:
-        """The cases whose noise is measured in full, and their references: where there is no PyTorch it cannot be."""
-        numbers = [number for number in range(len(self.plan)) if self._own(number) in self._settled]
-        return [self.plan[number] for number in numbers], [self.references[number] for number in numbers]
+    def stored(self) -> StoredCases:
+        """What is stored with a bundle."""
+        return store([self.plan[number] for number in self._kept], [self.references[number] for number in self._kept])
 
     def _own(self, number: int) -> int:
         """The case whose noise it is: an identity has that of another, which is known at once."""

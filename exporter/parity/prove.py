@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from .noise import Noise
 from .reference import threads_for
 from .report import GraphReport, ParityReport
 from .search_reference import endless
-from .stored import BUNDLE_LIMIT, StoredCases, select
+from .stored import BUNDLE_LIMIT, StoredCases
 from .verify import verify_file
 from .weights import find_weights
 
@@ -90,10 +90,12 @@ def prove(
     forecast = Forecast(graphs, request.level)
     for name, graph in graphs.items():  # one after the other: the references of large models are large
         holding = [FORMATS[item] for item in formats if FORMATS[item].holds(graph.contract)]
-        plan = _plan(graph, request, flexible=any(known.flexible for known in holding), steps="step" in graphs)
+        plan = _plan(graph, request, flexible=any(known.flexible for known in holding), present=graphs)
         progress(f"Computing the reference of {name} in PyTorch{forecast.left(name)}")
         with timed("reference"):
-            noise = Noise(model, graph, plan)
+            rest = BUNDLE_LIMIT - sum(cases.nbytes for cases in stored.values())
+            left = sum(share for other, share in shares.items() if other not in stored)
+            noise = Noise(model, graph, plan, int(rest * shares[name] / left))
         release_memory()
         with timed("verify"):
             reports += _prove_eager(graphs, graph, noise, (request.originals or {}).get(name))
@@ -102,9 +104,7 @@ def prove(
                 found = _prove_file(graphs, graph, known, folder, noise, request.verbose, progress)
                 reports += [replace(report, notes=(*report.notes, *untried)) for report in found]
                 release_memory()
-        rest = BUNDLE_LIMIT - sum(cases.nbytes for cases in stored.values())
-        left = sum(share for other, share in shares.items() if other not in stored)
-        stored[name] = select(*noise.settled(), int(rest * shares[name] / left))
+        stored[name] = noise.stored()
         del noise
         release_memory(cycles=False)
     return ParityReport(tuple(reports)), stored
@@ -116,10 +116,10 @@ def _untried(graph: Graph, plan: Sequence[Case], references: Sequence[Mapping[st
     return notes + ([NO_BATCH] if graph.contract.custom and "batch" not in graph.contract.axes else [])
 
 
-def _plan(graph: Graph, request: Request, *, flexible: bool, steps: bool) -> list[Case]:
+def _plan(graph: Graph, request: Request, *, flexible: bool, present: Collection[str]) -> list[Case]:
     own = (request.own or {}).get(graph.name, ())
     other = graph.flexible if flexible else None
-    return every_case(graph.contract, request.level, own, flexible=other, steps=steps)
+    return every_case(graph.contract, request.level, own, flexible=other, present=present)
 
 
 def contract_of_file(known: Format, graph: Graph) -> Contract:

@@ -7,6 +7,7 @@ fixed seed), and the noise.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ..cases.case import Array, Case
+from ..cases.case import Array, Case, sizes_of
+from ..contracts.contract import Contract
 from ..errors import BundleError
 from .compare import Expected
 
@@ -35,18 +37,16 @@ class StoredCases:
     nbytes: int = 0
 
 
-def select(plan: Sequence[Case], expected: Sequence[Mapping[str, Expected]], limit: int) -> StoredCases:
-    """As many cases as fit into ``limit`` bytes, and at least one.
+def choose(plan: Sequence[Case], sizes: Sequence[int], limit: int) -> list[int]:
+    """The numbers of as many cases as fit into ``limit`` bytes, and of at least one.
 
     Cases are chosen in rounds: each round takes the smallest case that is left of each group.
+
+    Args:
+        plan: the cases.
+        sizes: of each in bytes; see :func:`size_of`.
+        limit: in bytes.
     """
-    rng = np.random.default_rng(0)
-    thinned = [{name: _thin(output, rng, len(outputs)) for name, output in outputs.items()} for outputs in expected]
-    sizes = [
-        sum(array.nbytes for array in case.inputs.values())
-        + sum(16 * output.values.size for output in outputs.values())
-        for case, outputs in zip(plan, thinned, strict=True)
-    ]
     turns: dict[int, int] = {}  # for each case the number of smaller cases in its group
     groups = Counter[str]()
     for number in sorted(range(len(plan)), key=sizes.__getitem__):
@@ -58,15 +58,40 @@ def select(plan: Sequence[Case], expected: Sequence[Mapping[str, Expected]], lim
         if total + sizes[number] <= limit or not chosen:
             total += sizes[number]
             chosen.append(number)
-    chosen.sort()
-    return StoredCases(tuple(plan[i] for i in chosen), tuple(thinned[i] for i in chosen), total)
+    return sorted(chosen)
+
+
+def size_of(contract: Contract, case: Case) -> int:
+    """Bytes that a case takes in a bundle, without compression; known before the model has run it."""
+    if contract.searches:  # at most: ids up to the longest sentence, a length and a score, of each hypothesis
+        hypotheses = case.inputs["src"].shape[0] * max(1, int(case.inputs.get("num_hypotheses", 1)))
+        values = hypotheses * (2 + max(1, int(case.inputs["max_length"])))
+    else:
+        sizes, most = sizes_of(contract, case), _most(len(contract.outputs))
+        same = {} if case.same_as is None else case.same_as.ours
+        whole = {spec.name: math.prod(spec.shape(sizes)) for spec in contract.outputs}
+        values = sum(min(same[name].size if name in same else size, most) for name, size in whole.items())
+    return sum(array.nbytes for array in case.inputs.values()) + 16 * values
+
+
+def store(plan: Sequence[Case], expected: Sequence[Mapping[str, Expected]]) -> StoredCases:
+    """Cases with their references at a part of the positions."""
+    rng = np.random.default_rng(0)
+    thinned = [{name: _thin(output, rng, len(outputs)) for name, output in outputs.items()} for outputs in expected]
+    nbytes = sum(array.nbytes for case in plan for array in case.inputs.values())
+    nbytes += sum(16 * output.values.size for outputs in thinned for output in outputs.values())
+    return StoredCases(tuple(plan), tuple(thinned), nbytes)
+
+
+def _most(outputs: int) -> int:
+    """The most positions of one output, of so many that a case has."""
+    return max(LEAST_POSITIONS, POSITIONS // outputs)
 
 
 def _thin(expected: Expected, rng: np.random.Generator, outputs: int) -> Expected:
     """The reference at a part of its positions; ``outputs`` is the number of outputs of the case."""
     size = expected.values.size
-    most = max(LEAST_POSITIONS, POSITIONS // outputs)
-    kept = size if expected.ties else min(size, most)  # with ties, whole sentences are compared
+    kept = size if expected.ties else min(size, _most(outputs))  # with ties, whole sentences are compared
     chosen = np.sort(rng.choice(size, kept, replace=False)).astype(np.int64)
     positions = chosen if expected.positions is None else expected.positions[chosen]
     scale = float(np.abs(expected.values).max(initial=0.0)) if expected.scale is None else expected.scale

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -139,11 +139,10 @@ class Subject:
             return max(_distance(outputs, expected) for outputs, expected in zip(faulty, honest, strict=True))
         ways = [False, True] if self.file("decoder").exists() and self.graph == "full" else [False]
         moves = [self._moved_by(self._lifted(both), small if self.contract.searches else None) for both in ways]
-        if self.stepped is not None:
+        if self.stepped is not None:  # with the cases that are made for cached steps
             prefill, step = (OnnxReference.open(self.file(name), lifted=True) for name in ("prefill", "step"))
-            moves.append(
-                self._moved_by(self.stepped(prefill, step), lambda case: small(case) and unpadded_target(case))
-            )
+            pairs = zip(self.plan, self.expected, strict=True)
+            moves.append(self._moved_by(self.stepped(prefill, step), _stepped, pairs))
         return max(moves)
 
     def _lifted(self, both: bool) -> Runtime | None:
@@ -156,11 +155,16 @@ class Subject:
         except Exception:
             return None
 
-    def _moved_by(self, runtime: Runtime | None, takes: Callable[[Case], bool] | None = None) -> float:
+    def _moved_by(
+        self,
+        runtime: Runtime | None,
+        takes: Callable[[Case], bool] | None = None,
+        pairs: Iterable[tuple[Case, Mapping[str, Expected]]] = (),
+    ) -> float:
         if runtime is None:
             return math.inf
         runtime = self.wrap(runtime) if self.wrap else runtime
-        pairs = zip(self.exported.plan(self.graph), self.exported.expected(self.graph), strict=True)
+        pairs = pairs or zip(self.exported.plan(self.graph), self.exported.expected(self.graph), strict=True)
         chosen = [(case, outputs) for case, outputs in pairs if takes is None or takes(case)]
         worst = 0.0
         try:
@@ -174,6 +178,10 @@ class Subject:
             for comparison in compare_case(self.contract.lifted(), wanted, expected):
                 worst = max(worst, _in_noises(comparison))
         return worst
+
+
+def _stepped(case: Case) -> bool:
+    return small(case) and unpadded_target(case)
 
 
 def collect_less() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exported_models import plain, translation
-from mytx.exporter.cases.plan import LEVELS, example, make_plan
+from mytx.exporter.cases.plan import LEVELS, alike, example, make_plan
 from mytx.exporter.contracts.contract import Contract, TensorSpec
 from mytx.exporter.graphs.model_graphs import graphs_of
 from plans import BATCH, CONTRACTS, SOURCE, kind_of, masks, same, sizes
@@ -164,16 +164,40 @@ def test_each_input_is_disturbed_in_one_case_in_every_element_and_nothing_else_i
     plan = make_plan(contract, level=level)
     base = plan[1]
     disturbed = [case for case in plan if case.group == "disturbed"]
-    for spec, case in zip(contract.inputs, disturbed, strict=True):
-        assert spec.name in case.words
+    together = alike(contract.inputs)
+    assert {spec.name for specs in together.values() for spec in specs} == {spec.name for spec in contract.inputs}
+    for (words, specs), case in zip(together.items(), disturbed, strict=True):
+        assert words in case.words
         assert base.name in case.words
         for name, array in case.inputs.items():
-            if name == spec.name:
+            if name in {spec.name for spec in specs}:
                 assert array.shape == base.inputs[name].shape
                 assert array.dtype == base.inputs[name].dtype
                 assert (array != base.inputs[name]).all()
             else:
                 assert np.array_equal(array, base.inputs[name])
+
+
+def test_inputs_of_all_layers_are_disturbed_together() -> None:
+    together = alike(graphs_of(translation())["step"].contract.inputs)
+    assert list(together) == [
+        "tgt",
+        "src_key_padding_mask",
+        "cross_key_*",
+        "cross_value_*",
+        "past_key_*",
+        "past_value_*",
+    ]
+    assert {len(specs) for name, specs in together.items() if name.endswith("*")} == {2}
+    lone = TensorSpec("image_1", "float32", (BATCH,))
+    assert list(alike([lone])) == ["image_1"]
+
+
+def test_a_graph_whose_parts_are_tested_has_the_shapes_of_the_quick_plan() -> None:
+    contract = CONTRACTS["translation: full"]
+    words = [case.words for case in make_plan(contract, parts_too=True)]
+    assert words == [case.words for case in make_plan(contract, level="quick")]
+    assert len(make_plan(contract, level="thorough", parts_too=True)) == len(make_plan(contract, level="thorough"))
 
 
 def test_words_name_every_size_and_the_masks() -> None:

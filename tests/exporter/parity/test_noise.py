@@ -12,7 +12,7 @@ import torch
 from exported_models import Exported
 from mytx.exporter.cases.case import Array
 from mytx.exporter.parity.compare import FACTOR, NOISE_LIMIT, ULP, Expected
-from mytx.exporter.parity.noise import Noise, measured_at_once
+from mytx.exporter.parity.noise import Noise, storable
 from mytx.exporter.parity.reference import compute_references, near_limit
 from mytx.exporter.parity.report import GraphReport
 from mytx.exporter.parity.verify import Settle, verify_file
@@ -41,19 +41,16 @@ def test_it_is_never_larger_than_in_full_and_the_same_for_what_is_measured_at_on
     pairs = list(zip(noises(found), noises(full), strict=True))
     assert all(cheap <= whole for cheap, whole in pairs)
     assert any(cheap < whole for cheap, whole in pairs)
-    plan = translation.plan(name)
-    at_once = measured_at_once(plan)
-    assert 6 <= sum(at_once) < len(plan) / 2
-    for whole, one, other in zip(at_once, found, full, strict=True):
-        assert not whole or alike(one, other)
+    at_once = storable(translation.plan(name))
+    assert 12 <= len(at_once) < len(full)
+    assert all(alike(found[number], full[number]) for number in at_once)
 
 
 @pytest.mark.parametrize("graph", ["decoder", "greedy", "generate"])
 def test_what_is_settled_is_as_if_it_had_been_measured_in_full_from_the_beginning(graph: str, exports: Any) -> None:
     exported: Exported = exports("lively")
     noise, full = exported.noise(graph), exported.expected(graph)
-    pairs = zip(noise.plan, measured_at_once(noise.plan), strict=True)
-    number = next(n for n, (case, at_once) in enumerate(pairs) if not at_once and case.same_as is None)
+    number = min(set(range(len(full))) - set(storable(noise.plan)))
     settled = noise.settle([number])
     assert list(settled) == [number]
     assert settled[number] is noise.references[number]
@@ -75,20 +72,33 @@ def test_the_noise_of_every_identity_is_measured_in_full_at_once(name: str, tran
 
 def test_what_is_stored_is_measured_in_full(translation: Exported) -> None:
     noise = translation.noise("full")
-    plan, references = noise.settled()
+    stored = noise.stored()
     full = {case.name: outputs for case, outputs in zip(noise.plan, translation.expected("full"), strict=True)}
-    assert {case.group for case in plan} == {"shapes", "disturbed", "identities"}
-    assert noises(references) == noises([full[case.name] for case in plan])
-    before = len(plan)
-    noise.settle(range(len(noise.plan)))
-    assert before < len(noise.settled()[0]) == len(noise.plan)
+    assert {case.group for case in stored.plan} == {"shapes", "disturbed", "identities"}
+    assert noises(list(map(dict, stored.expected))) == noises([full[case.name] for case in stored.plan])
 
 
-def test_a_users_own_case_is_measured_at_once_however_large_it_is_and_whatever_its_numbers(
-    translation: Exported,
-) -> None:
+def test_of_what_there_is_no_room_for_the_noise_is_measured_by_one_run(translation: Exported) -> None:
+    graph, plan = translation.every["decoder"], translation.plan("decoder")
+    noise = Noise(translation.model, graph, plan, room=stored_bytes(translation) // 5)
+    kept = {case.name for case in noise.stored().plan}
+    assert 1 < len(kept) < len(storable(plan)) / 2
+    assert noise.stored().nbytes <= stored_bytes(translation) // 5
+    by_all, by_one = 0, 0
+    for case, ours, whole in zip(plan, noise.references, translation.expected("decoder"), strict=True):
+        if case.name in kept:
+            assert noises([ours]) == noises([whole])
+        by_all, by_one = by_all + (case.name in kept), by_one + (noises([ours]) < noises([whole]))
+    assert by_one > by_all
+
+
+def stored_bytes(exported: Exported) -> int:
+    return exported.noise("decoder").stored().nbytes
+
+
+def test_a_users_own_case_may_be_stored_however_large_it_is_and_whatever_its_numbers(translation: Exported) -> None:
     case = translation.plan("greedy")[0]
-    assert measured_at_once([replace(case, group=group, small=False) for group in ("own", "range")]) == [True, True]
+    assert storable([replace(case, group=group, small=False) for group in ("own", "range")]) == [0, 1]
 
 
 def test_a_case_that_may_not_be_judged_is_measured_in_full_at_once(

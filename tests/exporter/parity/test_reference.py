@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from exported_models import KINDS, Exported, build, translation
-from mytx.exporter.cases.plan import make_plan
+from mytx.exporter.cases.plan import alike, make_plan
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.compare import PASS, compare_case
 from mytx.exporter.parity.reference import compute_references, jittered, measure_more, nudge
@@ -105,11 +105,11 @@ def test_every_input_that_is_disturbed_moves_the_reference_by_far_more_than_nois
     for name, graph in exported.graphs.items():
         plan, expected = exported.plan(name), exported.expected(name)
         disturbed = [outputs for case, outputs in zip(plan, expected, strict=True) if case.group == "disturbed"]
-        for spec, outputs in zip(graph.contract.inputs, disturbed, strict=True):
+        for words, outputs in zip(alike(graph.contract.inputs), disturbed, strict=True):
             for key, moved in outputs.items():
                 base = expected[1][key]
                 change = np.abs(moved.values - base.values).max()
-                assert change > 100 * max(moved.noise, base.noise), f"{name}: {spec.name}"
+                assert change > 100 * max(moved.noise, base.noise), f"{name}: {words}"
 
 
 def test_threads_are_as_many_as_before() -> None:

@@ -20,7 +20,7 @@ from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.compare import PASS, Expected, compare_case
 from mytx.exporter.parity.report import GraphReport
 from mytx.exporter.parity.search_reference import endless, measure_search, search_references
-from mytx.exporter.parity.stored import read_stored, select, write_stored
+from mytx.exporter.parity.stored import read_stored, store, write_stored
 from mytx.exporter.parity.verify import verify_file
 from mytx.exporter.runtimes.eager import Eager
 from mytx.exporter.runtimes.run import Run
@@ -214,7 +214,7 @@ def test_where_all_sentences_tie_nothing_was_compared_and_the_report_fails() -> 
 
 def test_stored_cases_keep_ties_and_still_judge(tmp_path: Path) -> None:
     graph, one, expected = mixed()
-    write_stored(tmp_path / "cases.npz", {"greedy": select([one], [expected], 100_000)})
+    write_stored(tmp_path / "cases.npz", {"greedy": store([one], [expected])})
     stored = read_stored(tmp_path / "cases.npz")["greedy"]
     (kept,) = stored.expected
     for name, item in expected.items():

@@ -14,7 +14,7 @@ from mytx.exporter.cases.identities import whole_plan
 from mytx.exporter.parity.compare import FAIL, PASS, Expected, compare_values
 from mytx.exporter.parity.search_reference import search_references
 from mytx.exporter.parity.spread import HIGHEST, LOWEST, Spread, add_spreads, spread_of, tally
-from mytx.exporter.parity.stored import read_stored, select, write_stored
+from mytx.exporter.parity.stored import read_stored, store, write_stored
 
 
 def spread(*errors: float, unit: float = 1.0) -> Spread:
@@ -119,7 +119,7 @@ def test_the_spread_is_stored_and_cases_that_were_stored_without_are_still_read(
     plan, expected = translation.plan("encoder"), translation.expected("encoder")
     path = tmp_path / "reference.npz"
     for wanted in (expected, [{name: replace(found, spread=()) for name, found in case.items()} for case in expected]):
-        write_stored(path, {"encoder": select(plan, wanted, 10**9)})
+        write_stored(path, {"encoder": store(plan, wanted)})
         read = read_stored(path)["encoder"].expected
         assert [{name: item.spread for name, item in case.items()} for case in read] == [
             {name: item.spread for name, item in case.items()} for case in wanted

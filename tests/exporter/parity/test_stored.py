@@ -13,13 +13,15 @@ from exported_models import Exported
 from mytx.exporter.cases.case import Case
 from mytx.exporter.errors import BundleError
 from mytx.exporter.parity.compare import Expected, compare_case
-from mytx.exporter.parity.stored import POSITIONS, StoredCases, read_stored, select, write_stored
+from mytx.exporter.parity.stored import POSITIONS, StoredCases, choose, read_stored, size_of, store, write_stored
 
 LARGE = 10**9
 
 
 def stored(exported: Exported, name: str, limit: int = LARGE) -> StoredCases:
-    return select(exported.plan(name), exported.expected(name), limit)
+    plan, expected = exported.plan(name), exported.expected(name)
+    numbers = choose(plan, [size_of(exported.contract(name), case) for case in plan], limit)
+    return store([plan[number] for number in numbers], [expected[number] for number in numbers])
 
 
 @pytest.fixture
@@ -104,7 +106,7 @@ def test_of_a_large_output_a_few_positions_are_kept_with_the_scale_of_all(size: 
     whole = Expected(values.reshape(1, size), 0.5)
     if identity:  # every second position of an output twice as large
         whole = Expected(values, 0.5, np.arange(0, 2 * size, 2), (2, size), 7.0)
-    ((kept,),) = (outputs.values() for outputs in select([Case("00", {}, "")], [{"y": whole}], LARGE).expected)
+    ((kept,),) = (outputs.values() for outputs in store([Case("00", {}, "")], [{"y": whole}]).expected)
     assert kept.positions is not None
     assert kept.values.size == kept.positions.size == min(size, POSITIONS)
     assert (np.diff(kept.positions) > 0).all()
@@ -138,12 +140,16 @@ def test_no_more_is_kept_than_the_limit_allows(limit: int, translation: Exported
 
 
 def test_a_large_case_does_not_keep_small_ones_out() -> None:
-    def case(name: str, size: int) -> tuple[Case, dict[str, Expected]]:
-        values = np.ones(size)
-        return Case(name, {"x": values}, name), {"y": Expected(values, 0.1)}
+    plan = [Case(name, {}, name) for name in "abc"]
+    assert choose(plan, [240, 1_000_000, 240], 1000) == [0, 2]
 
-    plan, expected = zip(case("a", 10), case("b", 100_000), case("c", 10), strict=True)
-    assert [kept.name for kept in select(plan, expected, 1000).plan] == ["a", "c"]
+
+@pytest.mark.parametrize("name", ["encoder", "prefill", "greedy", "generate"])
+def test_the_size_of_a_case_is_known_before_the_model_runs_it(name: str, translation: Exported) -> None:
+    plan, expected, contract = translation.plan(name), translation.expected(name), translation.contract(name)
+    for case, outputs in zip(plan, expected, strict=True):
+        known, true = size_of(contract, case), store([case], [outputs]).nbytes
+        assert known >= true if contract.searches else known == true
 
 
 def test_the_same_plan_is_thinned_to_the_same_positions(translation: Exported) -> None:
@@ -176,5 +182,5 @@ def test_own_cases_are_stored_like_the_others(
 ) -> None:
     plan, expected = translation.plan("encoder")[:2], translation.expected("encoder")[:2]
     own = [plan[0], replace(plan[1], group="own", words="mine.npz, batch 2, source 7")]
-    (_, found) = read({"encoder": select(own, expected, LARGE)})["encoder"].plan
+    (_, found) = read({"encoder": store(own, expected)})["encoder"].plan
     assert (found.group, found.words) == ("own", "mine.npz, batch 2, source 7")

@@ -146,7 +146,7 @@ class Exported:
 
     def plan(self, name: str) -> list[Case]:
         if name not in self._plans:
-            self._plans[name] = whole_plan(self.contract(name))
+            self._plans[name] = whole_plan(self.contract(name), present=self.every)
         return self._plans[name]
 
     def expected(self, name: str) -> list[dict[str, Expected]]:
