@@ -84,15 +84,17 @@ def make_plan(contract: Contract, seed: int = 0, level: str = "standard", *, par
         seed: seed of the values.
         level: ``quick`` (less than half of the shapes), ``standard``, or ``thorough`` (all twice, and long ones).
         parts_too: whether the graphs that this one consists of are tested as well. The standard plan then has the
-            shapes of the quick one: the parts are run with all of them.
+            shapes of the quick one and the core: the parts are run with all of them.
 
     Raises:
         OptionError: for any other level.
     """
     check_level(level)
     rows = list(enumerate(_ROWS))
-    if level == "quick" or (level == "standard" and parts_too):
+    if level == "quick":
         rows = [rows[index] for index in _QUICK]
+    elif level == "standard" and parts_too:
+        rows = [rows[index] for index in sorted({*_QUICK, *_CORE})]
     plan = [
         replace(_case(contract, f"{number:02d}", row, [seed, index]), core=index in _CORE)
         for number, (index, row) in enumerate(rows)

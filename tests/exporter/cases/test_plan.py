@@ -193,10 +193,12 @@ def test_inputs_of_all_layers_are_disturbed_together() -> None:
     assert list(alike([lone])) == ["image_1"]
 
 
-def test_a_graph_whose_parts_are_tested_has_the_shapes_of_the_quick_plan() -> None:
+def test_a_graph_whose_parts_are_tested_has_the_shapes_of_the_quick_plan_and_the_whole_core() -> None:
     contract = CONTRACTS["translation: full"]
-    words = [case.words for case in make_plan(contract, parts_too=True)]
-    assert words == [case.words for case in make_plan(contract, level="quick")]
+    every, quick = make_plan(contract), {case.words for case in make_plan(contract, level="quick")}
+    shapes = [case.words for case in make_plan(contract, parts_too=True) if case.group == "shapes"]
+    assert shapes == [case.words for case in every if case.group == "shapes" and (case.core or case.words in quick)]
+    assert len(shapes) == 16
     assert len(make_plan(contract, level="thorough", parts_too=True)) == len(make_plan(contract, level="thorough"))
 
 

@@ -111,7 +111,10 @@ def test_stored_cases_hold_the_reference_of_pytorch():
         expected = outputs["logits"]
         assert expected.full_shape == logits.shape
         np.testing.assert_allclose(expected.values, logits.ravel()[expected.positions], rtol=1e-12, atol=1e-12)
-        assert expected.scale == pytest.approx(np.abs(logits).max(), rel=1e-12)
+        if case.group == "identities":  # that of the case that it must agree with
+            assert expected.scale >= np.abs(expected.values).max()
+        else:
+            assert expected.scale == pytest.approx(np.abs(logits).max(), rel=1e-12)
 
 
 def test_an_unverified_bundle_cannot_be_verified_later(run, tmp_path):
