@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 
+from documents import FENCED, PAGES, blocks, first_command, run, texts
 from mytx.exporter.cli.main import cli
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.models import TranslationModel
+from repository import ROOT
 
-ROOT = Path(__file__).parent.parent
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md"))}
-PAGES = {"README.md": (ROOT / "README.md").read_text(encoding="utf-8"), **PAGES}
 README = PAGES["README.md"]
-FENCED = re.compile(r"^```([\w ]*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 # How many blocks of each kind a page has: a block that is not found would not be run.
 BLOCKS = {
@@ -40,67 +36,37 @@ BLOCKS = {
 RUN = [name for name, kinds in BLOCKS.items() if {"sh", "python"} & set(kinds)]
 
 
-def blocks(page: str, *kinds: str) -> list[tuple[str, str]]:
-    """The kind and the text of each code block of a page, in its order; without ``kinds`` of all."""
-    return [(kind, text.strip()) for kind, text in FENCED.findall(PAGES[page]) if kind in kinds or not kinds]
-
-
-def texts(page: str, kind: str) -> list[str]:
-    return [text for _, text in blocks(page, kind)]
-
-
 # --- what can be run -------------------------------------------------------------------------------------------------
 
 
-class Start(NamedTuple):
-    """A folder in which the README's first command has run, and what that printed."""
-
-    folder: Path
-    lines: list[str]
-
-
-def run(command: list[str], folder: Path) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    result = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, f"{command[-1]}\n{result.stdout}\n{result.stderr}"
-    return result.stdout
-
-
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
-    """The demo is exported once: every page that uses it gets a copy."""
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the commands and the code use."""
     folder = tmp_path_factory.mktemp("start")
     torch.manual_seed(0)
     torch.save(TranslationModel(30, 20, 32, 4, 1, 1, 48).state_dict(), folder / "model.pt")
     shutil.copytree(ROOT / "examples", folder / "examples")
-    after_setup = texts("README.md", "sh setup")[0].partition("pip install . && ")[2]
-    assert after_setup.startswith("mytx-export onnx -o demo-bundle && ")
-    return Start(folder, run(["bash", "-ec", after_setup], folder).splitlines())
+    return folder
 
 
 @pytest.mark.slow
-def test_the_first_command_spells_two_words(start):
-    assert start.lines[-2:] == ["N AY1 T", "T R AE0 N S F AO1 R M ER0"]
+def test_the_first_command_spells_two_words():
+    assert first_command().lines[-2:] == ["N AY1 T", "T R AE0 N S F AO1 R M ER0"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN)
 def test_the_commands_and_the_code_run_as_they_stand(page, start, tmp_path):
     runnable = blocks(page, "sh", "python")
-    used = any("demo-bundle" in text for _, text in runnable)
-    shutil.copytree(start.folder, tmp_path, dirs_exist_ok=True, ignore=None if used else ignoring_the_demo)
+    shutil.copytree(start, tmp_path, dirs_exist_ok=True)
+    if any("demo-bundle" in text for _, text in runnable):
+        shutil.copytree(first_command().bundle, tmp_path / "demo-bundle")
     for kind, text in runnable:
         run(["bash", "-ec", text] if kind == "sh" else [sys.executable, "-c", text], tmp_path)
 
 
-def ignoring_the_demo(folder: str, names: list[str]) -> set[str]:
-    return {"demo-bundle"} & set(names)
-
-
 @pytest.mark.slow
-def test_the_code_for_node_runs_as_it_stands(start):
+def test_the_code_for_node_runs_as_it_stands():
     node, package = shutil.which("node"), "onnxruntime-node"
     if not node or subprocess.run([node, "-e", f"require('{package}')"], capture_output=True, check=False).returncode:
         pytest.skip(f"Node has no {package}: npm install it, and set NODE_PATH")
@@ -109,7 +75,7 @@ def test_the_code_for_node_runs_as_it_stands(start):
     whole = f"const ort = require('{package}');\n(async () => {{\n{text}\n{printed}\n}})();"
     vocabulary = json.loads((ROOT / "models" / "demo" / "vocab.json").read_text(encoding="utf-8"))
     names = {number: name for name, number in vocabulary["target"].items()}
-    found = json.loads(run([node, "-e", whole], start.folder).splitlines()[-1])
+    found = json.loads(run([node, "-e", whole], first_command().bundle.parent).splitlines()[-1])
     assert [names[number] for number in found] == ["N", "AY1", "T"]
 
 

@@ -177,8 +177,13 @@ class Honest:
     findings: tuple[str, ...] = ()
 
 
-def examine_honest(name: str, chosen: list[str] | None = None) -> Iterator[Honest]:
-    """One architecture, exported once, with each of its sets of weights (or the ``chosen`` ones)."""
+def examine_honest(
+    name: str, chosen: list[str] | None = None, exported: Callable[[str], Path] | None = None
+) -> Iterator[Honest]:
+    """One architecture, exported once, with each of its sets of weights (or the ``chosen`` ones).
+
+    ``exported`` gives the file of a graph where that was exported before.
+    """
     architecture = ARCHITECTURES[name]
     torch.manual_seed(20)
     model = architecture.build().eval() if name == DEMO else shaken(architecture.build())
@@ -187,21 +192,22 @@ def examine_honest(name: str, chosen: list[str] | None = None) -> Iterator[Hones
     sets = {key: draw for key, draw in weights_of(name).items() if chosen is None or key in chosen}
     decoded = set(DECODED_WEIGHTS) & set(sets) if name in DECODING else set()
     with tempfile.TemporaryDirectory() as made, tempfile.TemporaryDirectory() as patched, quiet():
-        for graph in every if decoded else plain(every):
+        for graph in () if exported else every if decoded else plain(every):
             onnx_files.export(every, graph, Path(made), ExportOptions(opset=architecture.opset))
         collect_less()
         for seed, (weights, draw) in enumerate(sets.items()):
             put(model, draw, seed, originals)
             graphs = every if weights in decoded else plain(every)
             for graph in graphs.values():
-                _patch(graph, Path(made), Path(patched))
+                honest = exported(graph.name) if exported else Path(made) / f"{graph.name}.onnx"
+                _patch(graph, honest, Path(patched))
             report, _ = prove(model, graphs, ["onnx"], Path(patched), Request(), timed=lambda stage: nullcontext())
             yield _judge(name, weights, report, graphs, Path(patched))
 
 
 def _patch(graph: Graph, made: Path, patched: Path) -> None:
     weights = graph.weights()
-    file = onnx.load(made / f"{graph.name}.onnx")
+    file = onnx.load(made)
     for tensor in (tensor for part in all_graphs(file.graph) for tensor in part.initializer):
         if tensor.name in weights:
             tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name].numpy(), tensor.name))

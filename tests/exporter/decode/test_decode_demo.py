@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from bundles import decoding_bundle
-from mytx.exporter import Bundle, export_bundle, open_bundle
+from documents import first_command
+from mytx.exporter import Bundle, open_bundle
 from mytx.exporter.bundle.generation import SearchOptions, padded
 from mytx.exporter.cases.case import Array
 from mytx.exporter.contracts.contract import Contract
@@ -35,18 +36,8 @@ NUMBERS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def model() -> TranslationModel:
-    found = load_model(demo_folder())
-    assert isinstance(found, TranslationModel)
-    return found.eval()
-
-
-@pytest.fixture(scope="module")
-def demo(model: TranslationModel, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    folder = tmp_path_factory.mktemp("demo") / "bundle"
-    vocabulary = Vocabulary.read(demo_folder() / "vocab.json")
-    export_bundle(model, folder, components=["greedy", "generate"], vocabulary=vocabulary, verify=False)
-    return open_bundle(folder, options=RuntimeOptions(threads=1))
+def demo() -> Bundle:
+    return open_bundle(first_command().bundle, options=RuntimeOptions(threads=1))
 
 
 @functools.cache
