@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from exported_models import KINDS, build, plain
+from kept import kept_root, made_once
 from mytx.exporter.cases.case import Case
 from mytx.exporter.cases.identities import whole_plan
 from mytx.exporter.cases.plan import optional_cases
@@ -63,9 +64,12 @@ class TorchFiles:
         """The file of a graph, exported when it is first asked for."""
         path = self.folder / self.known.file(name)
         if not path.exists():
-            with quiet():
-                self.known.load_exporter().export(self.proven.graphs, name, self.folder, ExportOptions(producer="test"))
+            self.export(name, self.folder)
         return path
+
+    def export(self, name: str, folder: Path) -> None:
+        with quiet():
+            self.known.load_exporter().export(self.proven.graphs, name, folder, ExportOptions(producer="test"))
 
     def weights(self, name: str) -> dict[str, np.ndarray]:
         return {key: tensor.numpy() for key, tensor in self.proven.graphs[name].weights().items()}
@@ -88,9 +92,22 @@ class TorchFiles:
         )
 
 
-def files_in(format_name: str, folders: pytest.TempPathFactory) -> Callable[[str], TorchFiles]:
+class KeptTorchFiles(TorchFiles):
+    """Those that are made once a session."""
+
+    def path(self, name: str) -> Path:
+        return made_once(self.folder / self.known.file(name), lambda new: self.export(name, new.parent))
+
+
+def files_in(format_name: str) -> Callable[[str], TorchFiles]:
     """For a kind of model its files in a format, each kind in a folder of its own."""
-    return cache(lambda kind: TorchFiles(proven(kind), format_name, folders.mktemp(format_name)))
+
+    def files_of(kind: str) -> TorchFiles:
+        folder = kept_root() / re.sub(r"\W+", "-", f"{format_name} {kind}")
+        folder.mkdir(exist_ok=True)
+        return KeptTorchFiles(proven(kind), format_name, folder)
+
+    return cache(files_of)
 
 
 @cache

@@ -10,9 +10,9 @@ from torch_files import TorchFiles, files_in
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TorchFiles]:
+def files() -> Callable[[str], TorchFiles]:
     """The files of a kind of model, exported when they are first asked for."""
-    return files_in("torchscript", tmp_path_factory)
+    return files_in("torchscript")
 
 
 @pytest.fixture

@@ -107,9 +107,9 @@ def test_no_path_of_this_machine_is_in_the_file(honest: TorchFiles) -> None:
     assert b"site-packages" not in content
 
 
-def test_nothing_is_left_beside_the_file(honest: TorchFiles) -> None:
-    honest.path("encoder")
-    assert all(path.name.endswith(".ts.pt") for path in honest.folder.iterdir())
+def test_nothing_is_left_beside_the_file(honest: TorchFiles, tmp_path: Path) -> None:
+    honest.export("encoder", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["encoder.ts.pt"]
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder", "full"])
