@@ -9,7 +9,7 @@ import pytest
 from examine import Verdict, examine
 from exported_models import Exported
 from fault import Fault
-from subject import collect_less
+from subject import COUNTS, collect_less
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,9 @@ def verdict_on(
             exported = exports(fault.model)
             exported.expected(fault.graph)
             collect_less()
-            known[fault.name] = examine(fault, exported, tmp_path_factory.mktemp("fault") / "planted")
+            known[fault.name] = examine(
+                fault, exported, tmp_path_factory.mktemp("fault") / "planted", others=False, enough=COUNTS
+            )
         return known[fault.name]
 
     return get

@@ -47,8 +47,13 @@ class Verdict:
     seconds: float
 
 
-def examine(fault: Fault, exported: Exported, folder: Path) -> Verdict:
-    """Plant ``fault`` in an honest export of its model, in ``folder``, and see who finds it."""
+def examine(
+    fault: Fault, exported: Exported, folder: Path, *, others: bool = True, enough: float = math.inf
+) -> Verdict:
+    """Plant ``fault`` in an honest export of its model, in ``folder``, and see who finds it.
+
+    With ``others`` also the other rules. How far the fault moves the reference is told exactly up to ``enough``.
+    """
     subject = Subject(exported, fault.graph, folder)
     fault.plant(subject)
     start = time.perf_counter()
@@ -66,13 +71,13 @@ def examine(fault: Fault, exported: Exported, folder: Path) -> Verdict:
         kind=fault.kind,
         model=fault.model,
         graph=fault.graph,
-        moved=None if fault.kind == "plan" else subject.moved(),
+        moved=None if fault.kind == "plan" else subject.moved(enough),
         caught=any(not report.passed for report in reports),
         checks=tuple(sorted({finding.check for finding in findings})),
         messages=(*messages, *dict.fromkeys(finding.message for finding in findings)),
         named=None if fault.place is None else fault.place in places(subject, reports),
-        torch_verify=torch_verify_flags(open_first, graph) if fault.others else None,
-        allclose=allclose_flags(open_first, graph) if fault.others else None,
+        torch_verify=torch_verify_flags(open_first, graph) if others and fault.others else None,
+        allclose=allclose_flags(open_first, graph) if others and fault.others else None,
         seconds=seconds,
     )
 

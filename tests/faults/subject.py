@@ -33,6 +33,7 @@ from mytx.exporter.runtimes.runtime import Runtime, run_all
 
 ONNX = FORMATS["onnx"]
 COUNTS = 10.0  # noises: what moves the float64 reference by more must be seen in the outputs
+FEW = 8  # cases that are run at a time until the fault is seen
 Wrap = Callable[[Runtime], Runtime]
 
 
@@ -128,22 +129,27 @@ class Subject:
             settle=None if planted else self.noise.settle,  # it would put the right references in their place
         )
 
-    def moved(self) -> float:
+    def moved(self, enough: float = math.inf) -> float:
         """How far the fault moves the float64 reference, in noises of float32, in the case where it is furthest.
 
-        Infinite where there is no number to compare: a wrong shape, NaN, or no output at all.
+        Infinite where there is no number to compare: a wrong shape, NaN, or no output at all. More than ``enough`` need
+        not be told exactly: the cases after it are left out.
         """
         plan, honest = self.exported.plan(self.graph), self.exported.expected(self.graph)
         if self.reference is not None:
             faulty = compute_references(self.exported.model, self.reference, plan)
             return max(_distance(outputs, expected) for outputs, expected in zip(faulty, honest, strict=True))
         ways = [False, True] if self.file("decoder").exists() and self.graph == "full" else [False]
-        moves = [self._moved_by(self._lifted(both), small if self.contract.searches else None) for both in ways]
-        if self.stepped is not None:  # with the cases that are made for cached steps
+        worst = 0.0
+        for both in ways:
+            if worst <= enough:
+                takes = small if self.contract.searches else None
+                worst = max(worst, self._moved_by(self._lifted(both), takes, enough=enough))
+        if self.stepped is not None and worst <= enough:  # with the cases that are made for cached steps
             prefill, step = (OnnxReference.open(self.file(name), lifted=True) for name in ("prefill", "step"))
             pairs = zip(self.plan, self.expected, strict=True)
-            moves.append(self._moved_by(self.stepped(prefill, step), _stepped, pairs))
-        return max(moves)
+            worst = max(worst, self._moved_by(self.stepped(prefill, step), _stepped, pairs, enough=enough))
+        return worst
 
     def _lifted(self, both: bool) -> Runtime | None:
         """The file in float64, or its halves one after the other; None where it cannot be loaded."""
@@ -160,17 +166,27 @@ class Subject:
         runtime: Runtime | None,
         takes: Callable[[Case], bool] | None = None,
         pairs: Iterable[tuple[Case, Mapping[str, Expected]]] = (),
+        *,
+        enough: float = math.inf,
     ) -> float:
         if runtime is None:
             return math.inf
         runtime = self.wrap(runtime) if self.wrap else runtime
         pairs = pairs or zip(self.exported.plan(self.graph), self.exported.expected(self.graph), strict=True)
         chosen = [(case, outputs) for case, outputs in pairs if takes is None or takes(case)]
+        at_a_time = len(chosen) if math.isinf(enough) else FEW
         worst = 0.0
+        for start in range(0, len(chosen), max(at_a_time, 1)):
+            if worst <= enough:
+                worst = max(worst, self._moved_in(chosen[start : start + at_a_time], runtime))
+        return worst
+
+    def _moved_in(self, chosen: list[tuple[Case, Mapping[str, Expected]]], runtime: Runtime) -> float:
         try:
             results = run_all(runtime, [case.inputs for case, _ in chosen])
         except Exception:
             return math.inf
+        worst = 0.0
         for outputs, (_, expected) in zip(results, chosen, strict=True):
             if isinstance(outputs, Exception):
                 return math.inf
