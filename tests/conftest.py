@@ -12,6 +12,8 @@ import torch
 from exported_models import EVERY_KIND, Exported, build
 from kept import kept_root
 
+LONGEST = "test_every_fault.py"  # a file is run in one process, and all its tests are short
+
 
 def pytest_configure() -> None:
     """Before other processes start, which are to use the same folder. What PyTorch says while it traces is left out."""
@@ -20,9 +22,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: with several processes, one would end with them while the others wait."""
+    """The longest file first, then those with slow tests: at the end, one process would run them while others wait."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path.name != LONGEST, item.path not in slow))
 
 
 @pytest.fixture(autouse=True, scope="session")
