@@ -40,7 +40,8 @@ def whole_plan(
     if contract.searches:
         plan = make_search_plan(contract, level=level)
     else:
-        plan = make_plan(contract, level=level, parts_too=bool(contract.parts) and {*contract.parts} <= {*present})
+        parts = set(contract.made_of)
+        plan = make_plan(contract, level=level, parts_too=bool(parts) and parts <= set(present))
         plan += identities(contract, plan)
     return plan + [replace(case, name=f"{len(plan) + index:02d}") for index, case in enumerate(own)]
 

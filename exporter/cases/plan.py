@@ -74,7 +74,7 @@ def check_level(level: str) -> None:
 
 
 def make_plan(contract: Contract, seed: int = 0, level: str = "standard", *, parts_too: bool = False) -> list[Case]:
-    """The cases for a graph. They depend on contract, seed and level only.
+    """The cases for a graph. They depend on the arguments only.
 
     After the shapes come cases with one input changed in each, or one of all layers: a graph that ignores it fails
     there.

@@ -12,6 +12,12 @@ from typing import Any
 GRAPHS = ("encoder", "decoder", "full", "step", "prefill", "greedy", "generate")
 SEARCHES = ("greedy", "generate")  # graphs that search and return ids
 CACHED = ("step", "prefill", *SEARCHES)  # graphs with a KV cache; they fuse modules of the model
+MADE_OF = {
+    "full": ("encoder", "decoder"),
+    "prefill": ("encoder", "step"),
+    "greedy": ("prefill", "step"),
+    "generate": ("prefill", "step"),
+}
 CUSTOM_KIND = "custom"  # ``kind`` in the manifest, for a user's own model
 CUSTOM_LAYOUT = "as the model has it"  # ``layout`` of its contracts
 
@@ -146,10 +152,9 @@ class Contract:
         return self.graph == "full" and not self.custom
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """The graphs that it consists of, if it adds nothing of its own to them that depends on shapes."""
-        known = {"full": ("encoder", "decoder"), "prefill": ("encoder", "step")}
-        return () if self.custom else known.get(self.graph, ())
+    def made_of(self) -> tuple[str, ...]:
+        """The graphs that it consists of. Of a custom model nothing is known to be made of anything."""
+        return () if self.custom else MADE_OF.get(self.graph, ())
 
     @property
     def searches(self) -> bool:

@@ -174,11 +174,10 @@ class Subject:
         runtime = self.wrap(runtime) if self.wrap else runtime
         pairs = pairs or zip(self.exported.plan(self.graph), self.exported.expected(self.graph), strict=True)
         chosen = [(case, outputs) for case, outputs in pairs if takes is None or takes(case)]
-        at_a_time = len(chosen) if math.isinf(enough) else FEW
         worst = 0.0
-        for start in range(0, len(chosen), max(at_a_time, 1)):
+        for start in range(0, len(chosen), FEW):
             if worst <= enough:
-                worst = max(worst, self._moved_in(chosen[start : start + at_a_time], runtime))
+                worst = max(worst, self._moved_in(chosen[start : start + FEW], runtime))
         return worst
 
     def _moved_in(self, chosen: list[tuple[Case, Mapping[str, Expected]]], runtime: Runtime) -> float:

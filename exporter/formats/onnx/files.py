@@ -13,20 +13,10 @@ from ..table import ExportOptions
 from .compose import compose_full, prefill_model, search_model
 from .export import finish, name_weights, save, to_onnx
 
-# Most of the time goes into exporting: what can be is made of graphs that were exported.
-MADE_OF = {
-    "full": ("encoder", "decoder"),
-    "prefill": ("encoder", "step"),
-    "greedy": ("prefill", "step"),
-    "generate": ("prefill", "step"),
-}
-
 
 def needs(graphs: Mapping[str, Graph], name: str) -> tuple[str, ...]:
-    """The graphs whose files a graph is made of: with a decoder, full is the two halves. Of a custom model nothing is
-    known to be made of anything.
-    """
-    parts = () if graphs[name].contract.custom else MADE_OF.get(name, ())
+    """The graphs whose files a graph is made of, if the model has them: most of the time goes into exporting."""
+    parts = graphs[name].contract.made_of
     return parts if set(parts) <= set(graphs) else ()
 
 

@@ -33,16 +33,17 @@ def alike(one: dict[str, Expected], other: dict[str, Expected]) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", ["encoder", "decoder", "full"])
+@pytest.mark.parametrize(("name", "most"), [("encoder", 1 / 2), ("decoder", 1 / 2), ("full", 2 / 3)])
 def test_it_is_never_larger_than_in_full_and_the_same_for_what_is_measured_at_once(
-    name: str, translation: Exported
+    name: str, most: float, translation: Exported
 ) -> None:
     found, full = translation.noise(name).references, translation.expected(name)
     pairs = list(zip(noises(found), noises(full), strict=True))
     assert all(cheap <= whole for cheap, whole in pairs)
     assert any(cheap < whole for cheap, whole in pairs)
-    at_once = storable(translation.plan(name))
-    assert 12 <= len(at_once) < len(full)
+    plan = translation.plan(name)
+    at_once = storable(plan)
+    assert 6 <= sum(plan[number].same_as is None for number in at_once) < most * len(full)
     assert all(alike(found[number], full[number]) for number in at_once)
 
 
