@@ -32,7 +32,8 @@ from .contracts.contract import GRAPHS
 from .errors import OptionError
 from .formats.onnx.export import DEFAULT_OPSET, check_opset
 from .formats.onnx.shared_weights import shares, write_weights
-from .formats.table import FORMATS, ExportOptions
+from .formats.quantisation import quantised_weights
+from .formats.table import FORMATS, ExportOptions, Format
 from .graphs.exportable import Exportable, as_exportable
 from .graphs.graph import Graph
 from .graphs.running import evaluating
@@ -108,7 +109,7 @@ def export_bundle(
             Its training mode is restored afterwards.
         folder: folder for the bundle. If verification fails, the bundle goes to ``<folder>.failed``, and an older one
             at ``folder`` stays.
-        formats: any of ``onnx``, ``torchscript`` and ``pt2``.
+        formats: any of ``onnx``, ``int8``, ``torchscript`` and ``pt2``; ``int8`` are ONNX files with integer products.
         components: names of graphs, from ``GRAPHS`` in ``contracts.contract``; empty means all that the model and the
             formats have.
         opset: opset version of ONNX files, 18 to 25.
@@ -131,6 +132,7 @@ def export_bundle(
         BundleError: if the bundle cannot be written.
     """
     formats = (formats,) if isinstance(formats, str) else tuple(dict.fromkeys(formats))
+    made_of = {FORMATS[name].made_of for name in formats if name in FORMATS} - {"", *formats}
     components = (components,) if isinstance(components, str) else components
     _check_options(formats, opset, level, jobs)
     subject = as_exportable(model, masks)
@@ -144,25 +146,29 @@ def export_bundle(
             "add --component full, which it can be compared with",
         )
     request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose, originals)
-    shared = "onnx" in formats and shares(weights, weights_of(graphs))
+    written = sorted({*formats, *made_of}, key=list(FORMATS).index)  # files, before those that are made of them
+    shared = "onnx" in written and shares(weights, weights_of(graphs))
     seconds: dict[str, float] = {}
     with Staging(Path(folder), force=force) as staging, evaluating(subject.model), subject.tracing(), quiet(verbose):
         with _timed(seconds, "export"):
             if shared:
                 progress("Writing the weights")
-                write_weights(staging.path, weights_of(graphs))
+                _write_weights(staging.path, graphs, [FORMATS[name] for name in written])
             options = ExportOptions(opset, version(), verbose)
             export_files(
                 subject.model,
                 subject.graphs,
                 list(graphs),
-                formats,
+                written,
                 staging.path,
                 options,
                 masks=masks,
                 jobs=jobs,
                 progress=progress,
             )
+            for known in map(FORMATS.__getitem__, made_of):
+                for file in (*map(known.file, graphs), known.weights):
+                    (staging.path / file).unlink(missing_ok=True)
             release_memory()
         write_json(staging.path / "config.json", subject.config)
         if vocabulary is not None:
@@ -199,7 +205,9 @@ def _check_options(formats: Sequence[str], opset: int, level: str, jobs: int) ->
 
 def _check_custom(formats: Sequence[str], jobs: int) -> None:
     if tuple(formats) != ("onnx",):
-        raise OptionError("a model of your own becomes ONNX, and nothing else yet", "mytx-export onnx --model …")
+        raise OptionError(
+            "a model of your own becomes ONNX in float32, and nothing else yet", "mytx-export onnx --model …"
+        )
     if jobs != 1:
         raise OptionError("a model of your own is exported a graph after the other", "leave out --jobs")
 
@@ -227,6 +235,17 @@ def choose(available: dict[str, Graph], components: Sequence[str], formats: Sequ
 def weights_of(graphs: dict[str, Graph]) -> dict[str, dict[str, Array]]:
     """The weights of each graph, by name. The arrays share the model's memory."""
     return {name: {key: tensor.numpy() for key, tensor in graph.weights().items()} for name, graph in graphs.items()}
+
+
+def _write_weights(folder: Path, graphs: dict[str, Graph], formats: Sequence[Format]) -> None:
+    """Write the weights that ONNX files share, a file for each precision."""
+    weights = weights_of(graphs)
+    for known in formats:
+        if known.made_of:
+            everything = quantised_weights({name: array for own in weights.values() for name, array in own.items()})
+            write_weights(folder, {"": everything}, known.weights)
+        elif known.precision:
+            write_weights(folder, weights, known.weights)
 
 
 def _describe(

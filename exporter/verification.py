@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from .cases.user_cases import read_cases
 from .contracts.contract import CUSTOM_KIND
 from .errors import BundleError, OptionError
 from .formats.table import FORMATS, Format
+from .parity.compare import Expected, rounded_otherwise
 from .parity.report import EARLIER, GraphReport, ParityReport
-from .parity.stored import STORED, read_stored
+from .parity.stored import STORED, StoredCases, key_of, read_stored
 from .parity.verify import verify_file
 from .quiet import quiet
-from .runtimes.run import check_file, runs_of
+from .runtimes.run import Run, check_file, runs_of
 
 
 @dataclass(frozen=True)
@@ -207,17 +208,33 @@ def _verify_stored(
     reports: list[GraphReport] = []
     for known in formats:
         entries = bundle.manifest.of_format(known.name)
-        missing = [name for name in entries if name not in stored]
+        keys = {(name, lifted): key_of(known, name, lifted=lifted) for name in entries for lifted in (False, True)}
+        missing = sorted({name for (name, _), key in keys.items() if key not in stored})
         if missing:
             raise BundleError(
                 f"{bundle.folder / STORED} has no cases for {', '.join(missing)}", "export the bundle again"
             )
         for name, entry in entries.items():
             progress(f"Verifying {entry.file}")
-            runs = runs_of(known, entry.contract, entries, bundle.folder, verbose)
-            cases = stored[name]
+            held: dict[str, list[Run]] = {}
+            for run in runs_of(known, entry.contract, entries, bundle.folder, verbose):
+                held.setdefault(keys[name, run.lifted], []).append(run)
             path = bundle.folder / entry.file
-            reports += verify_file(path, entry.contract, cases.plan, cases.expected, runs, format_name=known.name)
+            for key, runs in held.items():
+                cases = stored[key]
+
+                def measured(number: int, cases: StoredCases = cases) -> Mapping[str, Expected]:
+                    return rounded_otherwise(cases.expected[number])
+
+                reports += verify_file(
+                    path,
+                    entry.contract,
+                    cases.plan,
+                    cases.expected,
+                    runs,
+                    format_name=known.name,
+                    measure=measured if known.made_of else None,
+                )
     return ParityReport(tuple(reports))
 
 

@@ -158,7 +158,7 @@ def describe_file(folder: Path, path: Path) -> FileEntry:
 
 def describe_graph(file: Path, format_name: str, contract: Contract) -> GraphEntry:
     """The entry for a graph's file."""
-    if format_name != "onnx":
+    if not FORMATS[format_name].precision:
         return GraphEntry(file.name, format_name, None, None, contract)
     model = read_header(file)
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))

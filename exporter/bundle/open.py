@@ -11,6 +11,7 @@ from typing import Any
 from ...models.vocab import Vocabulary
 from ..contracts.contract import CUSTOM_KIND, GRAPHS
 from ..errors import BundleError, OptionError, first_line
+from ..formats.table import PRECISIONS
 from ..runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
 from .generation import (
     DEFAULT_BATCH,
@@ -35,12 +36,18 @@ NUMBERS = ("max_length", "src_vocab_size", "tgt_vocab_size", "pad_id", "bos_id",
 
 
 def open_bundle(
-    path: str | Path, *, allow_failed: bool = False, check: bool = True, options: RuntimeOptions | None = None
+    path: str | Path,
+    *,
+    precision: str | None = None,
+    allow_failed: bool = False,
+    check: bool = True,
+    options: RuntimeOptions | None = None,
 ) -> Bundle:
     """Open the bundle at ``path``.
 
     Args:
         path: the folder.
+        precision: of the ONNX files to run: ``fp32`` or ``int8``; None means the first of these that the bundle has.
         allow_failed: also open a bundle whose parity failed.
         check: check all files with the manifest first.
         options: how to run its graphs. An execution provider that this machine lacks raises ``OptionError`` when a
@@ -48,6 +55,7 @@ def open_bundle(
 
     Raises:
         BundleError: if there is no bundle, or if it is damaged, or if its parity failed.
+        OptionError: if the bundle has no files of this precision.
     """
     folder = Path(path)
     recover(folder)
@@ -56,7 +64,18 @@ def open_bundle(
         raise BundleError(f"parity of {folder} failed when it was made", "see its parity.json, and do not deploy it")
     if check:
         check_files(folder, manifest)
-    return Bundle(folder, manifest, options or RuntimeOptions())
+    return Bundle(folder, manifest, options or RuntimeOptions(), _format_of(folder, manifest, precision))
+
+
+def _format_of(folder: Path, manifest: Manifest, precision: str | None) -> str:
+    """The format of the ONNX files to run."""
+    present = [name for name, known in PRECISIONS.items() if manifest.of_format(known)]
+    if precision is None:
+        return PRECISIONS[present[0]] if present else "onnx"
+    if precision not in present:
+        have = f"choose from {', '.join(present)}" if present else "mytx-export onnx makes some"
+        raise OptionError(f"{folder} has no ONNX files in {precision}", have)
+    return PRECISIONS[precision]
 
 
 class Bundle:
@@ -65,11 +84,13 @@ class Bundle:
     Attributes:
         folder: the bundle's folder.
         manifest: the content of its ``manifest.json``.
+        format: of the ONNX files that it runs.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, options: RuntimeOptions) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, options: RuntimeOptions, file_format: str = "onnx") -> None:
         self.folder = folder
         self.manifest = manifest
+        self.format = file_format
         self._options = options
         self._open: dict[str, OnnxRuntime] = {}
 
@@ -90,13 +111,18 @@ class Bundle:
                 raise BundleError(f"onnxruntime cannot load {path}: {first_line(error)}", REBUILD) from error
         return self._open[name]
 
+    @property
+    def graphs(self) -> dict[str, GraphEntry]:
+        """The manifest's entries of the ONNX files that it runs, by the name of the graph."""
+        return self.manifest.of_format(self.format)
+
     def entry(self, name: str) -> GraphEntry:
         """The manifest's entry for the graph ``name`` in ONNX.
 
         Raises:
             BundleError: if the bundle does not have it.
         """
-        graphs = self.manifest.of_format("onnx")
+        graphs = self.graphs
         if name not in graphs:
             have = ", ".join(graphs)
             hint = f"export it with --component {name}" if name in GRAPHS else f"choose from {have}"
@@ -253,7 +279,7 @@ class Bundle:
 
     def _search_graph(self, num_beams: int) -> str:
         """The name of the graph that decodes with ``num_beams`` beams, as :meth:`search` takes it."""
-        graphs = self.manifest.of_format("onnx")
+        graphs = self.graphs
         names = ("greedy", "generate") if num_beams == 1 else ("generate",)
         for name in names:
             if name in graphs:

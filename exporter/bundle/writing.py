@@ -114,7 +114,7 @@ def _run_tasks(
     waiting, done = list(tasks), set[Task]()
     while waiting or running:
         for task in list(waiting):
-            before = {Task(task.format, name) for name in _needs(graphs, task)} & set(tasks)
+            before = _needs(graphs, task) & set(tasks)
             if before <= done:
                 waiting.remove(task)
                 with undisturbed():  # or the new process would print its own traceback after Ctrl-C
@@ -127,9 +127,10 @@ def _run_tasks(
             done.add(running.pop(future))
 
 
-def _needs(graphs: dict[str, Graph], task: Task) -> tuple[str, ...]:
-    needed: tuple[str, ...] = FORMATS[task.format].load_exporter().needs(graphs, task.graph)
-    return needed
+def _needs(graphs: dict[str, Graph], task: Task) -> set[Task]:
+    known = FORMATS[task.format]
+    needed = {Task(task.format, name) for name in known.load_exporter().needs(graphs, task.graph)}
+    return needed | ({Task(known.made_of, task.graph)} if known.made_of else set())
 
 
 # --- in another process ----------------------------------------------------------------------------------------------

@@ -67,6 +67,19 @@ def every_case(
     return plan
 
 
+def only(plan: Sequence[Case], keep: Callable[[Case], bool]) -> list[Case]:
+    """The cases of ``plan`` that are to be kept, with the cases that identities among them must agree with."""
+    chosen = [number for number, case in enumerate(plan) if keep(case)]
+    chosen = sorted({*chosen, *(same.case for number in chosen if (same := plan[number].same_as) is not None)})
+    places = {number: place for place, number in enumerate(chosen)}
+
+    def moved(case: Case) -> Case:
+        same = case.same_as
+        return case if same is None else replace(case, same_as=replace(same, case=places[same.case]))
+
+    return [moved(plan[number]) for number in chosen]
+
+
 def identities(contract: Contract, plan: Sequence[Case], seed: int = 0) -> list[Case]:
     """The cases whose outputs must equal those of other cases of ``plan``; they go after the plan."""
     found: list[Case] = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .options import json_option, quiet_option, threads_option
+from .options import json_option, precision_option, quiet_option, threads_option
 from .output import PASSED, show
 
 
@@ -37,6 +37,7 @@ from .output import PASSED, show
     show_default=True,
     help="Number of measurements; the median is reported.",
 )
+@precision_option
 @threads_option
 @json_option
 @quiet_option
@@ -47,6 +48,7 @@ def bench(
     steps: int,
     beams: int,
     rounds: int,
+    precision: str | None,
     threads: int,
     as_json: bool,
     quiet: bool,
@@ -66,7 +68,7 @@ def bench(
     from ..runtimes.onnxruntime import RuntimeOptions
     from .terminal import Progress, print_bench
 
-    opened = open_bundle(bundle, options=RuntimeOptions(threads=threads))
+    opened = open_bundle(bundle, precision=precision, options=RuntimeOptions(threads=threads))
     with Progress(shown=not quiet) as progress:
         result = measure(
             opened,

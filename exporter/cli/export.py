@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..contracts.contract import GRAPHS
-from ..formats.table import FORMATS
+from ..formats.table import FORMATS, PRECISIONS
 from .options import (
     case_option,
     checkpoint_options,
@@ -63,6 +63,14 @@ export_options = together(
     quiet_option,
 )
 onnx_options = together(
+    click.option(
+        "--precision",
+        "precisions",
+        multiple=True,
+        type=click.Choice(list(PRECISIONS)),
+        help="Precision of the ONNX files; int8: 8-bit integers in all products, a quarter of the size. Repeatable.  "
+        "[fp32]",
+    ),
     click.option("--opset", type=int, default=18, show_default=True, help="ONNX opset version, 18 to 25."),
     click.option(
         "--weights",
@@ -96,7 +104,7 @@ def onnx(**options: Any) -> int:
       mytx-export onnx model.pt --nhead 8 --reference training.model:build -o bundle
       mytx-export onnx model.pt --model training.model:build --contract contract.py -o bundle
     """
-    return _run(["onnx"], **options)
+    return _run([], **options)
 
 
 @click.command()
@@ -142,13 +150,25 @@ def all_formats(**options: Any) -> int:
     Example:
       mytx-export all model.pt --nhead 8 -o bundle --jobs 2
     """
-    return _run(list(FORMATS), **options)
+    return _run([name for name, known in FORMATS.items() if not known.precision], **options)
 
 
 COMMANDS = (onnx, torchscript, pt2, all_formats)
 
 
-def _run(formats: list[str], *, as_json: bool, verbose: bool, quiet: bool, junit: Path | None, **options: Any) -> int:
+def _run(
+    formats: list[str],
+    *,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+    junit: Path | None,
+    precisions: tuple[str, ...] | None = None,
+    **options: Any,
+) -> int:
+    """Export to ``formats``, and to ONNX in ``precisions``, float32 if they are empty; None is not to ONNX."""
+    if precisions is not None:
+        formats = [*(PRECISIONS[name] for name in precisions or ("fp32",)), *formats]
     if verbose and quiet:
         raise click.UsageError("--verbose and --quiet exclude each other.")
     if junit and options["no_verify"]:

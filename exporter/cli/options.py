@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from ..formats.table import PRECISIONS
+
 Decorator = Callable[[Any], Any]
 
 key_option: Decorator = click.option(
@@ -43,6 +45,11 @@ provider_option: Decorator = click.option(
     multiple=True,
     default=("cpu",),
     help="Execution provider of onnxruntime, such as cpu or cuda. Repeatable, the preferred one first.  [cpu]",
+)
+precision_option: Decorator = click.option(
+    "--precision",
+    type=click.Choice(list(PRECISIONS)),
+    help="Precision of the ONNX files to run.  [fp32, or int8 if the bundle has no other]",
 )
 plan_option: Decorator = click.option(
     "--plan",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import json_option, provider_option, quiet_option, threads_option
+from .options import json_option, precision_option, provider_option, quiet_option, threads_option
 from .output import INTERRUPTED, PASSED, complain
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     help="Pad each source to this length, in tokens, without a padding mask: for a model that was trained so.",
 )
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Number of texts in a batch.")
+@precision_option
 @threads_option
 @provider_option
 @json_option
@@ -73,6 +74,7 @@ def run(
     num_hypotheses: int,
     pad_to: int | None,
     batch_size: int,
+    precision: str | None,
     threads: int,
     providers: tuple[str, ...],
     as_json: bool,
@@ -103,7 +105,7 @@ def run(
     from ..runtimes.onnxruntime import RuntimeOptions, provider_names
 
     provider_names(providers)
-    opened = open_bundle(bundle, options=RuntimeOptions(threads=threads, providers=providers))
+    opened = open_bundle(bundle, precision=precision, options=RuntimeOptions(threads=threads, providers=providers))
     search = SearchOptions(num_beams, max_length, min_length, length_penalty, num_hypotheses)
     decoding = Decoding(opened, search, batch_size, pad_to, as_json).checked()
     try:

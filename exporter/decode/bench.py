@@ -27,6 +27,7 @@ from ..cases.case import Array
 from ..contracts.contract import Contract
 from ..errors import OptionError
 from ..formats.onnx.storage import read_model
+from ..formats.table import FORMATS
 from ..runtimes.onnxruntime import OnnxRuntime, check_threads
 
 MOST_SENTENCES = 4096  # in a batch: more would tell nothing new and fill the memory
@@ -170,9 +171,11 @@ def _ways(
     progress: Callable[[str], None],
 ) -> tuple[dict[tuple[str, int], Decode], list[str]]:
     """The ways to decode on this machine, by name and number of beams, and notes on those that are missing."""
-    graphs, notes = bundle.manifest.of_format("onnx"), []
+    graphs, notes, file = bundle.graphs, [], FORMATS[bundle.format].file
     ways: dict[tuple[str, int], Decode] = {}
-    if find_spec("torch"):
+    if not bundle.manifest.of_format("onnx"):
+        notes.append("the bundle has no files in fp32 to rebuild the model from: the rows of PyTorch are left out")
+    elif find_spec("torch"):
         from .bench_torch import torch_ways
 
         progress("Rebuilding the model in PyTorch")
@@ -182,15 +185,15 @@ def _ways(
     assert options.max_length is not None
     if {"prefill", "step"} <= set(graphs):
         loop = StepLoop(bundle.graph("prefill"), bundle.graph("step"), graphs["step"].contract)
-        ways["step.onnx in a loop", 1] = partial(loop.decode, src, padding, options.max_length)
+        ways[f"{file('step')} in a loop", 1] = partial(loop.decode, src, padding, options.max_length)
     greedy = replace(options, num_beams=1)
     searches = [("greedy", greedy), ("generate", greedy), ("generate", options)]
     for name, wanted in searches:
         if name in graphs:
-            ways[f"{name}.onnx", wanted.num_beams] = partial(_best_of, bundle.search(name), src, padding, wanted)
+            ways[file(name), wanted.num_beams] = partial(_best_of, bundle.search(name), src, padding, wanted)
     for name in ("prefill", "step", "greedy", "generate"):
         if name not in graphs:
-            notes.append(f"the bundle has no {name}.onnx: export it with --component {name}")
+            notes.append(f"the bundle has no {file(name)}: export it with --component {name}")
     return ways, notes
 
 
@@ -244,7 +247,7 @@ def _step_bytes(bundle: Bundle) -> int | None:
     These are all weights of the step graph except the tables of embeddings and positions: a step reads only rows of
     them.
     """
-    graphs = bundle.manifest.of_format("onnx")
+    graphs = bundle.graphs
     if "step" not in graphs:
         return None
     graph, tensors = read_model(bundle.folder / graphs["step"].file)

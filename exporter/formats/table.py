@@ -27,6 +27,9 @@ class Format:
         custom: whether graphs of a user's own model can be exported to it.
         flexible: whether masks are optional in its files.
         runs_code: whether opening a file can run code that somebody put into it.
+        precision: of the products in an ONNX file, as ``--precision`` names it; empty for other formats.
+        made_of: the format whose files its own are made of.
+        weights: the file with the weights that ONNX files share.
     """
 
     name: str
@@ -36,6 +39,9 @@ class Format:
     custom: bool = False
     flexible: bool = False
     runs_code: bool = False
+    precision: str = ""
+    made_of: str = ""
+    weights: str = ""
 
     def holds(self, contract: Contract) -> bool:
         """Whether a graph with this contract can be exported to this format."""
@@ -55,7 +61,8 @@ PLAIN = ("encoder", "decoder", "full")  # graphs without cache or search
 FORMATS = {
     row.name: row
     for row in (
-        Format("onnx", ".onnx", "onnx.files", custom=True),
+        Format("onnx", ".onnx", "onnx.files", custom=True, precision="fp32", weights="weights.bin"),
+        Format("int8", ".int8.onnx", "onnx.int8", precision="int8", made_of="onnx", weights="weights.int8.bin"),
         Format(
             "torchscript",
             ".ts.pt",
@@ -67,6 +74,8 @@ FORMATS = {
         Format("pt2", ".pt2", "pt2", graphs=PLAIN, runs_code=True),
     )
 }
+
+PRECISIONS = {row.precision: row.name for row in FORMATS.values() if row.precision}  # to the name of the format
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ class Graph:
         without: a weight in ``scopes`` with one of these parts in its name is not in the file.
         scripted: makes the module that TorchScript gets instead of ``module``. It fuses weights once, before scripting.
         held: names of the weights in the file, for a user's own model; it replaces ``scopes`` and ``without``.
+        within: the context in which the module runs.
     """
 
     contract: Contract
@@ -39,6 +41,7 @@ class Graph:
     without: tuple[str, ...] = ()
     scripted: Callable[[], nn.Module] | None = None
     held: frozenset[str] = frozenset()
+    within: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @property
     def name(self) -> str:
@@ -71,7 +74,8 @@ class Graph:
         Args:
             inputs: a tensor for each input by name; optional ones may be missing.
         """
-        output = self.module(**self.module.arguments(inputs))
+        with self.within():
+            output = self.module(**self.module.arguments(inputs))
         return (output,) if isinstance(output, Tensor) else tuple(output)
 
 

@@ -23,6 +23,9 @@ FACTOR = 4.0  # the factor that is allowed in float32
 EXACT = 0.1  # the factor that is allowed for a file in float64, where there is almost no rounding
 ULP = float(np.finfo(np.float32).eps)
 NOISE_LIMIT = 1e-3  # relative to the scale: with more noise, float32 is too inaccurate to judge a graph
+ROUNDED_LIMIT = (
+    0.5  # where activations are rounded to 8 bits: one value rounded up or down moves a tiny model by a fifth
+)
 SMALLEST = float(np.finfo(np.float32).tiny)  # noise below this is accepted even if the scale is 0
 
 PASS, FAIL, NOT_JUDGED = "pass", "fail", "not judged"
@@ -44,6 +47,8 @@ class Expected:
         pad: the padding id, if there are ties. It fills the last dimension, which is as long as the longest result.
         spread: distribution of the errors of one plain float32 run of PyTorch, in units of :attr:`unit`; see
             :mod:`~mytx.exporter.parity.spread`. Empty if it is not known.
+        other: noise and ties where some activations are rounded to the other side; None if it is not known, or if none
+            are rounded. See :mod:`~mytx.exporter.parity.quantised`.
     """
 
     values: NDArray[np.float64]
@@ -55,6 +60,7 @@ class Expected:
     ties: tuple[int, ...] = ()
     pad: int | None = None
     spread: Spread = ()
+    other: tuple[float, tuple[int, ...]] | None = None
 
     @property
     def magnitude(self) -> float:
@@ -75,6 +81,20 @@ class Expected:
         """The index in the whole output of the element ``number`` of the flattened ``values``."""
         flat = number if self.positions is None else int(self.positions[number])
         return tuple(int(i) for i in np.unravel_index(flat, self.full_shape))
+
+
+def rounded_otherwise(reference: Mapping[str, Expected]) -> dict[str, Expected]:
+    """The reference of a case where some activations are rounded to the other side; unchanged if it is not known."""
+
+    def changed(expected: Expected) -> Expected:
+        if expected.other is None:
+            return expected
+        noise, ties = expected.other
+        return replace(
+            expected, noise=max(noise, expected.noise), ties=tuple(sorted({*ties, *expected.ties})), spread=()
+        )
+
+    return {name: changed(expected) for name, expected in reference.items()}
 
 
 @dataclass(frozen=True)
@@ -119,7 +139,11 @@ def unit_of(noise: float, scale: float) -> float:
 
 
 def compare_case(
-    contract: Contract, actual: Mapping[str, Array], expected: Mapping[str, Expected], factor: float = FACTOR
+    contract: Contract,
+    actual: Mapping[str, Array],
+    expected: Mapping[str, Expected],
+    factor: float = FACTOR,
+    limit: float = NOISE_LIMIT,
 ) -> list[Comparison]:
     """Compare the outputs of a graph in one case with the reference: names, then dtypes, shapes and values.
 
@@ -128,6 +152,8 @@ def compare_case(
         actual: the outputs of the runtime, by name.
         expected: the reference, by name.
         factor: the factor that is allowed: :data:`FACTOR` or :data:`EXACT`.
+        limit: the noise up to which an output is judged, relative to the scale: :data:`NOISE_LIMIT` or
+            :data:`ROUNDED_LIMIT`.
     """
     names = [spec.name for spec in contract.outputs]
     surplus = sorted(set(actual) - set(names))
@@ -141,14 +167,16 @@ def compare_case(
             reason = f"dtype {actual[spec.name].dtype}, the contract says {spec.dtype}"
             results.append(_failed(spec.name, reason))
         else:
-            results.append(compare_values(spec.name, actual[spec.name], expected[spec.name], factor))
+            results.append(compare_values(spec.name, actual[spec.name], expected[spec.name], factor, limit))
     return results
 
 
-def compare_values(output: str, actual: Array, expected: Expected, factor: float = FACTOR) -> Comparison:
+def compare_values(
+    output: str, actual: Array, expected: Expected, factor: float = FACTOR, limit: float = NOISE_LIMIT
+) -> Comparison:
     """Compare one array with its reference. Shapes must be equal; nothing is broadcast."""
     if expected.ties:
-        return _compare_untied(output, actual, expected, factor)
+        return _compare_untied(output, actual, expected, factor, limit)
     reference, noise = expected.values.ravel(), expected.noise
     if actual.shape != expected.full_shape:
         return _failed(output, f"shape {list(actual.shape)}, the model gives {list(expected.full_shape)}")
@@ -185,7 +213,7 @@ def compare_values(output: str, actual: Array, expected: Expected, factor: float
             f"{found[worst]:.8g} where the model gives {reference[worst]:.8g}: off by {largest:.2g}, allowed "
             f"{factor * allowance:.2g}; {ratio:.3g} times PyTorch's own float32 error, {factor:g} allowed"
         )
-    elif not noise <= max(NOISE_LIMIT * scale, SMALLEST):  # not ">": NaN is too large
+    elif not noise <= max(limit * scale, SMALLEST):  # not ">": NaN is too large
         verdict = NOT_JUDGED
         reason = f"PyTorch's own float32 error is {noise:.3g} on values up to {scale:.3g}: too large to judge by"
     spread = spread_of(tally(error), allowance)  # last, because tally overwrites the errors
@@ -202,7 +230,7 @@ def _compare_exactly(
     return Comparison(output, largest, 0.0, math.inf, FAIL, expected.at(worst), reason, reference.size)
 
 
-def _compare_untied(output: str, actual: Array, expected: Expected, factor: float) -> Comparison:
+def _compare_untied(output: str, actual: Array, expected: Expected, factor: float, limit: float) -> Comparison:
     """Compare the sentences without ties. The last dimension may differ in length because of the others."""
     shape = expected.full_shape
     values = expected.values.reshape(shape)
@@ -215,7 +243,7 @@ def _compare_untied(output: str, actual: Array, expected: Expected, factor: floa
     if not keep:
         return Comparison(output, 0.0, expected.noise, 0.0, PASS, ties=expected.ties)
     rest = replace(expected, values=values[keep], positions=None, shape=None, ties=())
-    result = compare_values(output, actual[keep], rest, factor)
+    result = compare_values(output, actual[keep], rest, factor, limit)
     where = (keep[result.worst_index[0]], *result.worst_index[1:]) if result.worst_index else ()
     return replace(result, worst_index=where, ties=expected.ties)
 

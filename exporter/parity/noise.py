@@ -8,13 +8,14 @@ it fails, and where five runs leave it open, once more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from torch import nn
 
 from ..cases.case import Case
 from ..graphs.graph import Graph
-from .compare import Expected
+from .compare import Expected, rounded_otherwise
 from .reference import compute_references, measure_more
 from .search_reference import measure_search, search_references
 from .stored import BUNDLE_LIMIT, StoredCases, choose, size_of, store
@@ -63,14 +64,24 @@ class Noise:
         graph: of ``model``.
         plan: the cases.
         room: for the stored cases, in bytes.
+        other: of ``model`` too, with some activations rounded to the other side, if any are rounded. Where five runs
+            leave it open, or have stored what nobody can measure later, its noise counts.
 
     Attributes:
         references: for each case; replaced where the noise is measured again.
     """
 
-    def __init__(self, model: nn.Module, graph: Graph, plan: Sequence[Case], room: int = BUNDLE_LIMIT) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: Graph,
+        plan: Sequence[Case],
+        room: int = BUNDLE_LIMIT,
+        other: Graph | None = None,
+    ) -> None:
         self.model = model
         self.graph = graph
+        self.other = other
         self.plan: Sequence[Case] = plan
         self._compute, self._more = SEARCH if graph.contract.searches else PLAIN
         candidates = storable(plan)
@@ -100,11 +111,27 @@ class Noise:
 
     def more(self, number: int) -> Mapping[str, Expected]:
         """Measure the noise of a case by more runs; returns its new reference."""
-        return self._more(self.model, self.graph, self.plan, self.references, number)
+        if self.other is None:
+            return self._more(self.model, self.graph, self.plan, self.references, number)
+        self.references[number] = rounded_otherwise(self._with_other([number])[0])
+        return self.references[number]
 
     def stored(self) -> StoredCases:
         """What is stored with a bundle."""
-        return store([self.plan[number] for number in self._kept], [self.references[number] for number in self._kept])
+        plan = [self.plan[number] for number in self._kept]
+        return store(plan, self._with_other(self._kept) if self.other else [self.references[at] for at in self._kept])
+
+    def _with_other(self, numbers: Sequence[int]) -> list[dict[str, Expected]]:
+        """The references of cases, with the noise and the ties of the other graph."""
+        assert self.other is not None
+        found = self._compute(self.model, self.other, [self.plan[number] for number in numbers])
+        return [
+            {
+                name: replace(expected, other=(more[name].noise, more[name].ties))
+                for name, expected in self.references[number].items()
+            }
+            for number, more in zip(numbers, found, strict=True)
+        ]
 
     def _own(self, number: int) -> int:
         """The case whose noise it is: an identity has that of another, which is known at once."""

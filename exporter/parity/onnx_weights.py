@@ -13,7 +13,11 @@ from ..formats.onnx.inner import inner_graphs, subgraphs
 from ..formats.onnx.storage import read_model, read_values
 from .weight_values import CONSTANT_LIMIT, differences
 
-_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+# Dtypes of weights. Other integers are ids, positions and shapes.
+_KINDS = {
+    getattr(onnx.TensorProto, name)
+    for name in ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "INT8", "UINT8", "INT4", "UINT4")
+}
 
 
 def check_weights(path: Path, expected: Mapping[str, Array], *, others: bool = False) -> list[str]:
@@ -54,7 +58,7 @@ def check_weights(path: Path, expected: Mapping[str, Array], *, others: bool = F
 
 
 def _unknown(tensor: onnx.TensorProto) -> list[str]:
-    return [f"{tensor.name} is in the file, but the model has no such weight"] if _is_large_float(tensor) else []
+    return [f"{tensor.name} is in the file, but the model has no such weight"] if _is_large_weight(tensor) else []
 
 
 def _read(graph: onnx.GraphProto) -> set[str]:
@@ -72,11 +76,11 @@ def _read(graph: onnx.GraphProto) -> set[str]:
 
 def _is_large_constant(attribute: onnx.AttributeProto) -> bool:
     return (
-        _is_large_float(attribute.t)
-        or _is_large_float(attribute.sparse_tensor.values)
+        _is_large_weight(attribute.t)
+        or _is_large_weight(attribute.sparse_tensor.values)
         or len(attribute.floats) > CONSTANT_LIMIT
     )
 
 
-def _is_large_float(tensor: onnx.TensorProto) -> bool:
-    return tensor.data_type in _FLOATS and int(np.prod(tensor.dims)) > CONSTANT_LIMIT
+def _is_large_weight(tensor: onnx.TensorProto) -> bool:
+    return tensor.data_type in _KINDS and int(np.prod(tensor.dims)) > CONSTANT_LIMIT

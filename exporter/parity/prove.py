@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..cases.case import Array, Case, small
 from ..cases.identities import every_case
 from ..cases.plan import check_level
 from ..contracts.contract import Contract
+from ..formats.quantisation import quantised_weights
 from ..formats.table import FORMATS, Format
 from ..graphs.graph import Graph
 from ..memory import release_memory
@@ -23,10 +24,11 @@ from .compare import Expected
 from .forecast import Forecast
 from .lending import lent
 from .noise import Noise
+from .quantised import dequantised, truths
 from .reference import threads_for
 from .report import GraphReport, ParityReport
 from .search_reference import endless
-from .stored import BUNDLE_LIMIT, StoredCases
+from .stored import BUNDLE_LIMIT, StoredCases, key_of
 from .verify import verify_file
 from .weights import find_weights
 
@@ -83,31 +85,65 @@ def prove(
     Raises:
         OptionError: if there is no plan of this level.
     """
-    reports: list[GraphReport] = []
-    stored: dict[str, StoredCases] = {}
-    shares = {name: IDS_SHARE if graph.contract.searches else 1.0 for name, graph in graphs.items()}
     check_level(request.level)
+    reports: list[GraphReport] = []
+    held = {
+        name: [FORMATS[item] for item in formats if FORMATS[item].holds(graph.contract)]
+        for name, graph in graphs.items()
+    }
+    room = _Room(graphs, held)
     forecast = Forecast(graphs, request.level)
     for name, graph in graphs.items():  # one after the other: the references of large models are large
-        holding = [FORMATS[item] for item in formats if FORMATS[item].holds(graph.contract)]
-        plan = _plan(graph, request, flexible=any(known.flexible for known in holding), present=graphs)
+        plan = _plan(graph, request, flexible=any(known.flexible for known in held[name]), present=graphs)
         progress(f"Computing the reference of {name} in PyTorch{forecast.left(name)}")
         with timed("reference"):
-            rest = BUNDLE_LIMIT - sum(cases.nbytes for cases in stored.values())
-            left = sum(share for other, share in shares.items() if other not in stored)
-            noise = Noise(model, graph, plan, int(rest * shares[name] / left))
+            noise = Noise(model, graph, plan, room.of(name))
         release_memory()
         with timed("verify"):
             reports += _prove_eager(graphs, graph, noise, (request.originals or {}).get(name))
             untried = _untried(graph, plan, noise.references)
-            for known in holding:
+            for known in (known for known in held[name] if not known.made_of):
                 found = _prove_file(graphs, graph, known, folder, noise, request.verbose, progress)
                 reports += [replace(report, notes=(*report.notes, *untried)) for report in found]
                 release_memory()
-        stored[name] = noise.stored()
+        room.stored[name] = noise.stored()
         del noise
         release_memory(cycles=False)
-    return ParityReport(tuple(reports)), stored
+        for known in (known for known in held[name] if known.made_of):
+            with dequantised(model):
+                for truth in truths(known, graph, plan):
+                    progress(f"Computing the reference of {known.file(name)} in PyTorch")
+                    with timed("reference"):
+                        noise = Noise(model, truth.graph, truth.plan, room.of(truth.key), truth.other)
+                    with timed("verify"):
+                        takes = truth.takes
+                        reports += _prove_file(graphs, graph, known, folder, noise, request.verbose, progress, takes)
+                    room.stored[truth.key] = noise.stored()
+                    del noise
+                    release_memory()
+    return ParityReport(tuple(reports)), room.stored
+
+
+class _Room:
+    """Room for the cases to store, divided among what is left.
+
+    Attributes:
+        stored: the cases so far, by their key.
+    """
+
+    def __init__(self, graphs: Mapping[str, Graph], held: Mapping[str, Sequence[Format]]) -> None:
+        self.stored: dict[str, StoredCases] = {}
+        self._shares: dict[str, float] = {}
+        for name, graph in graphs.items():
+            share = IDS_SHARE if graph.contract.searches else 1.0
+            keys = [key_of(known, name, lifted=lifted) for known in held[name] for lifted in (False, True)]
+            self._shares |= dict.fromkeys([name, *keys], share)
+
+    def of(self, key: str) -> int:
+        """The bytes that the cases with this key may take."""
+        rest = BUNDLE_LIMIT - sum(cases.nbytes for cases in self.stored.values())
+        left = sum(share for other, share in self._shares.items() if other not in self.stored)
+        return int(rest * self._shares[key] / left)
 
 
 def _untried(graph: Graph, plan: Sequence[Case], references: Sequence[Mapping[str, Expected]]) -> list[str]:
@@ -127,10 +163,16 @@ def contract_of_file(known: Format, graph: Graph) -> Contract:
     return graph.flexible if known.flexible else graph.contract
 
 
-def weights_of_file(known: Format, graph: Graph) -> dict[str, Tensor]:
-    """What the file of ``graph`` in a format must hold, by name: the model's weights, or what is fused of them."""
+def weights_of_file(known: Format, graph: Graph) -> dict[str, Array]:
+    """What the file of ``graph`` in a format must hold, by name: the model's weights, or what is made of them.
+
+    Raises:
+        ExportError: where a weight is not finite, and the format cannot hold that.
+    """
     scripted = graph.scripted if known.name == "torchscript" else None
-    return graph.weights() if scripted is None else dict(scripted().state_dict())
+    tensors = graph.weights() if scripted is None else dict(scripted().state_dict())
+    weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in tensors.items()}
+    return quantised_weights(weights) if known.made_of else weights
 
 
 def _prove_file(
@@ -141,16 +183,17 @@ def _prove_file(
     noise: Noise,
     verbose: bool,
     progress: Progress,
+    takes: Callable[[Run], bool] = lambda run: True,
 ) -> list[GraphReport]:
     progress(f"Verifying {known.file(graph.name)}")
     path = folder / known.file(graph.name)
-    weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in weights_of_file(known, graph).items()}
+    weights = weights_of_file(known, graph)
     found = find_weights(known.name, path, weights, others=graph.contract.custom)
     del weights
     release_memory()
     contract = contract_of_file(known, graph)
     present = [name for name, item in graphs.items() if known.holds(item.contract)]
-    runs = runs_of(known, contract, present, folder, verbose)
+    runs = [run for run in runs_of(known, contract, present, folder, verbose) if takes(run)]
     with lent(graph.module.model, folder):
         return verify_file(
             path,

@@ -102,7 +102,7 @@ def _search(graph: Graph, case: Case) -> Result:
     assert isinstance(graph.module, Search)
     inputs = {spec.name: case.inputs.get(spec.name, np.array(spec.default)) for spec in graph.contract.inputs}
     given = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    with torch.inference_mode():
+    with torch.inference_mode(), graph.within():
         tokens, lengths, scores, margins = graph.module.search(**given)
     return tokens.numpy(), lengths.numpy(), scores.double().numpy(), margins.numpy()
 

@@ -19,6 +19,7 @@ import numpy as np
 from ..cases.case import Array, Case, sizes_of
 from ..contracts.contract import Contract
 from ..errors import BundleError
+from ..formats.table import Format
 from .compare import Expected
 
 STORED = "reference.npz"
@@ -30,11 +31,22 @@ INDEX = "index"  # name of the array with the JSON that describes all others
 
 @dataclass(frozen=True)
 class StoredCases:
-    """The cases of one graph, the reference of each, and their size in bytes without compression."""
+    """The cases of a graph or of its int8 file, the reference of each, and their size in bytes without compression."""
 
     plan: tuple[Case, ...]
     expected: tuple[Mapping[str, Expected], ...]
     nbytes: int = 0
+
+
+def key_of(known: Format, graph: str, *, lifted: bool = False) -> str:
+    """The name of the stored cases that a file is held against.
+
+    All formats share those of a graph, but for formats whose weights are not the model's own: they have some for runs
+    that round, and some for ``lifted`` ones.
+    """
+    if not known.made_of:
+        return graph
+    return f"{graph}.{known.name}{'.exact' if lifted else ''}"
 
 
 def choose(plan: Sequence[Case], sizes: Sequence[int], limit: int) -> list[int]:
@@ -91,7 +103,8 @@ def _most(outputs: int) -> int:
 def _thin(expected: Expected, rng: np.random.Generator, outputs: int) -> Expected:
     """The reference at a part of its positions; ``outputs`` is the number of outputs of the case."""
     size = expected.values.size
-    kept = size if expected.ties else min(size, _most(outputs))  # with ties, whole sentences are compared
+    ties = expected.ties or (expected.other and expected.other[1])
+    kept = size if ties else min(size, _most(outputs))  # with ties, whole sentences are compared
     chosen = np.sort(rng.choice(size, kept, replace=False)).astype(np.int64)
     positions = chosen if expected.positions is None else expected.positions[chosen]
     scale = float(np.abs(expected.values).max(initial=0.0)) if expected.scale is None else expected.scale
@@ -116,6 +129,8 @@ def write_stored(path: Path, graphs: Mapping[str, StoredCases]) -> None:
                 outputs_about[name] = {"noise": output.noise, "shape": list(output.full_shape), "scale": output.scale}
                 if output.spread:
                     outputs_about[name]["spread"] = list(output.spread)
+                if output.other is not None:
+                    outputs_about[name] |= {"other_noise": output.other[0], "other_ties": list(output.other[1])}
                 if output.exact or output.ties:
                     outputs_about[name] |= {"exact": output.exact, "ties": list(output.ties), "pad": output.pad}
             about = {
@@ -170,6 +185,7 @@ def _read_graph(arrays: Mapping[str, Array], graph: str, entries: list[dict[str,
                     tuple(about.get("ties", ())),
                     about.get("pad"),
                     tuple(about.get("spread", ())),  # older bundles have none
+                    (float(about["other_noise"]), tuple(about["other_ties"])) if "other_noise" in about else None,
                 )
                 for name, about in entry["outputs"].items()
             }

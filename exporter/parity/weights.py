@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..cases.case import Array
+from ..formats.table import FORMATS
 from .onnx_weights import check_weights
 from .report import Finding
 
@@ -22,7 +23,7 @@ def find_weights(format_name: str, path: Path, weights: Mapping[str, Array], *, 
         others: as for :func:`check_weights`.
     """
     try:
-        if format_name == "onnx":
+        if FORMATS[format_name].precision:
             problems = check_weights(path, weights, others=others)
         else:
             from .torch_weights import PROBLEMS

@@ -78,14 +78,34 @@ class Erf(OpRun):
 
 
 class MatMul(OpRun):
+    """A product of matrices."""
+
+    def _run(self, a: Any, b: Any) -> tuple[Array]:
+        return (_product(a, b),)
+
+
+class DynamicQuantizeLinear(OpRun):
+    """No rounding: the activations themselves, in steps of 1 from 0."""
+
+    def _run(self, x: Array) -> tuple[Array, Array, Array]:
+        return x, np.ones((), np.float64), np.zeros((), np.float64)
+
+
+class MatMulInteger(OpRun):
+    """A product of numbers that need not be integers. Zero points are for a whole matrix, as ours are."""
+
+    def _run(self, a: Any, b: Any, a_zero: Any = 0.0, b_zero: Any = 0.0) -> tuple[Array]:
+        return (_product(a - a_zero, np.asarray(b, np.float64) - b_zero),)
+
+
+def _product(a: Any, b: Any) -> Array:
     """One product if the right side is one matrix: numpy does one for each matrix on the left, which takes 7 times as
     long.
     """
-
-    def _run(self, a: Any, b: Any) -> tuple[Array]:
-        if a.ndim > 2 and b.ndim == 2:
-            return ((a.reshape(-1, a.shape[-1]) @ b).reshape(*a.shape[:-1], b.shape[-1]),)
-        return (np.asarray(np.matmul(a, b)),)
+    if a.ndim > 2 and b.ndim == 2:
+        result: Array = (a.reshape(-1, a.shape[-1]) @ b).reshape(*a.shape[:-1], b.shape[-1])
+        return result
+    return np.asarray(np.matmul(a, b))
 
 
 class LiftedEvaluator(ReferenceEvaluator):
@@ -95,7 +115,9 @@ class LiftedEvaluator(ReferenceEvaluator):
     """
 
     def __init__(self, proto: Any, *arguments: Any, **options: Any) -> None:
-        super().__init__(proto, *arguments, **{**options, "new_ops": [Cast, Erf, MatMul]})
+        super().__init__(
+            proto, *arguments, **{**options, "new_ops": [Cast, DynamicQuantizeLinear, Erf, MatMul, MatMulInteger]}
+        )
 
     def _init(self) -> None:
         super()._init()

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ..cases.case import Case, small_core
-from ..contracts.contract import Contract
+from ..contracts.contract import CACHED, Contract
 from ..formats.table import Format
 from .composed import Composed, Stepped
 from .runtime import Runtime
 
 # For each format the module in this package with ``check(path)``, which refuses a file that must not be opened, and
 # ``runs(verbose)``, the ways to run a file. It is imported when it is needed.
-MODULES = {"onnx": "onnx_runs", "torchscript": "torchscript", "pt2": "pt2"}
+MODULES = {"onnx": "onnx_runs", "int8": "int8_runs", "torchscript": "torchscript", "pt2": "pt2"}
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Run:
         takes: tells whether it runs a case.
         lifted: whether the file is run in float64, without float32 rounding: the check of structure.
         dimensions: whether the runtime describes dimensions by their names.
+        rounds: whether it rounds activations to 8 bits.
     """
 
     runtime: str
@@ -37,6 +38,7 @@ class Run:
     takes: Callable[[Case], bool] = lambda case: True
     lifted: bool = False
     dimensions: bool = True
+    rounds: bool = False
 
 
 def runs_of(
@@ -55,6 +57,8 @@ def runs_of(
     if contract.searches:  # onnx.reference takes long to run a search node by node
         runs = [_among(small_core, run) if run.lifted else run for run in runs]
     if contract.composed:
+        if runs[0].rounds:  # what is rounded together in one step is not what is in the whole
+            present = [name for name in present if name not in CACHED]
         runs += composed_runs(runs[0], lambda name: runs[0].open(folder / file_format.file(name)), contract, present)
     return runs
 
@@ -80,7 +84,10 @@ def composed_runs(
     if {"encoder", "decoder"} <= set(present):
         name = f"{first.runtime}, decoder(encoder)"
         halves = partial(_open_both, Composed, ("encoder", "decoder"), open_graph, contract)
-        found.append(Run(name, halves, lambda case: _by_parts(case) and first.takes(case), dimensions=False))
+        halves_too = replace(
+            first, runtime=name, open=halves, takes=lambda case: _by_parts(case) and first.takes(case), dimensions=False
+        )
+        found.append(halves_too)
     if {"prefill", "step"} <= set(present):
         steps = partial(_open_both, Stepped, ("prefill", "step"), open_graph, contract)
         found.append(

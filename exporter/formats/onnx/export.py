@@ -21,7 +21,7 @@ from ...graphs.graph import Graph
 from ..program import export_program
 from .layers import marking, shallow, stacks_of
 from .repeat import UnlikeError, repeat_layers
-from .shared_weights import SharedWeights
+from .shared_weights import WEIGHTS, SharedWeights
 from .storage import write_model
 from .translation import marks, translate
 
@@ -162,15 +162,15 @@ def metadata(contract: Contract) -> dict[str, str]:
     return properties
 
 
-def save(model: ir.Model, path: Path) -> None:
-    """Write ``model``. What ``weights.bin`` in the same folder holds is referred to, whatever its name; all else is
-    in the file.
+def save(model: ir.Model, path: Path, weights: str = WEIGHTS) -> None:
+    """Write ``model``. What the file ``weights`` in the same folder holds is referred to, whatever its name; all else
+    is in the file.
 
     Raises:
         OSError: where it cannot be written.
         ExportError: where it would be too large, or is not valid ONNX.
     """
-    write_model(model, path, SharedWeights.beside(path))
+    write_model(model, path, SharedWeights.beside(path, weights))
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:

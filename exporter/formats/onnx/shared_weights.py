@@ -66,15 +66,15 @@ def shares(mode: str, graphs: Mapping[str, Mapping[str, Array]]) -> bool:
     return mode == "shared" or sum(unique.values()) > AUTO_LIMIT
 
 
-def write_weights(folder: Path, graphs: Mapping[str, Mapping[str, Array]]) -> None:
-    """Write ``weights.bin`` to ``folder``, with the weights of all ``graphs``: the same bytes for the same weights.
+def write_weights(folder: Path, graphs: Mapping[str, Mapping[str, Array]], name: str = WEIGHTS) -> None:
+    """Write the file ``name`` to ``folder``, with the weights of all ``graphs``: the same bytes for the same weights.
 
     Raises:
         OSError: where it cannot be written.
     """
-    everything = {name: array for weights in graphs.values() for name, array in weights.items()}
-    arrays = {name: array for name, array in everything.items() if array.nbytes >= SMALLEST}
-    digests = {name: _sha256(array) for name, array in arrays.items()}
+    everything = {key: array for weights in graphs.values() for key, array in weights.items()}
+    arrays = {key: array for key, array in everything.items() if array.nbytes >= SMALLEST}
+    digests = {key: _sha256(array) for key, array in arrays.items()}
     start = 0  # of the values. They stand behind the index, whose length depends on the offsets in it.
     while True:
         index = _layout(arrays, digests, start)
@@ -82,11 +82,11 @@ def write_weights(folder: Path, graphs: Mapping[str, Mapping[str, Array]]) -> No
         if 8 + len(text) <= start:
             break
         start = _aligned(8 + len(text), PAGE)
-    with (folder / WEIGHTS).open("wb") as file:
+    with (folder / name).open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name, array in arrays.items():
-            if index[name]["offset"] >= file.tell():  # otherwise those of an equal one
-                file.write(bytes(index[name]["offset"] - file.tell()))
+        for key, array in arrays.items():
+            if index[key]["offset"] >= file.tell():  # otherwise those of an equal one
+                file.write(bytes(index[key]["offset"] - file.tell()))
                 file.write(_bytes(array))
 
 
@@ -118,9 +118,11 @@ class SharedWeights:
         self._sizes = {place.length for place in self._by_content.values()}
 
     @classmethod
-    def beside(cls, path: Path) -> SharedWeights | None:
-        """The weights that the file at ``path`` shares, or None where it has none beside it. Raises as the class."""
-        weights = path.with_name(WEIGHTS)
+    def beside(cls, path: Path, name: str = WEIGHTS) -> SharedWeights | None:
+        """The weights that the file at ``path`` shares, or None where there is no ``name`` beside it. Raises as the
+        class.
+        """
+        weights = path.with_name(name)
         return cls(weights) if weights.is_file() else None
 
     def find(self, tensor: ir.TensorProtocol) -> Place | None:

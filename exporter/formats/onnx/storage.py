@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from ...cases.case import Array
 from ...errors import ExportError
 from .inner import move_out, take_inner
-from .shared_weights import INLINE_LIMIT, WEIGHTS, SharedWeights
+from .shared_weights import INLINE_LIMIT, SharedWeights
 
 
 def write_model(model: ir.Model, path: Path, shared: SharedWeights | None = None) -> None:
@@ -44,8 +44,9 @@ def write_model(model: ir.Model, path: Path, shared: SharedWeights | None = None
         if place is None:
             size += tensor.nbytes
             continue
+        assert shared is not None
         value.const_value = ir.ExternalTensor(
-            WEIGHTS,
+            shared.path.name,
             place.offset,
             place.length,
             tensor.dtype,

@@ -169,7 +169,7 @@ class Exported:
         return compute(self.model, self.every[name], plan)
 
     def weights(self, name: str) -> dict[str, np.ndarray]:
-        return {key: tensor.numpy() for key, tensor in weights_of_file(FORMATS["onnx"], self.every[name]).items()}
+        return weights_of_file(FORMATS["onnx"], self.every[name])
 
     def verify(self, name: str, path: Path | None = None) -> list[GraphReport]:
         """Reports on the saved file, or on another that stands for it, in each way that it can be run."""
