@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .parity.report import ParityReport as ParityReport
     from .pipeline import ExportResult as ExportResult
     from .pipeline import export_bundle as export_bundle
+    from .quantizing import quantize_bundle as quantize_bundle
     from .runtimes.onnxruntime import RuntimeOptions as RuntimeOptions
     from .verification import BundleCheck as BundleCheck
     from .verification import verify_bundle as verify_bundle
@@ -37,6 +38,7 @@ _HOME = {
     "custom_model": "graphs.exportable",
     "export_bundle": "pipeline",
     "open_bundle": "bundle.open",
+    "quantize_bundle": "quantizing",
     "verify_bundle": "verification",
 }
 

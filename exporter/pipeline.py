@@ -33,7 +33,7 @@ from .errors import OptionError
 from .formats.onnx.export import DEFAULT_OPSET, check_opset
 from .formats.onnx.shared_weights import shares, write_weights
 from .formats.quantisation import quantised_weights
-from .formats.table import FORMATS, ExportOptions, Format
+from .formats.table import FORMATS, ExportOptions
 from .graphs.exportable import Exportable, as_exportable
 from .graphs.graph import Graph
 from .graphs.running import evaluating
@@ -150,10 +150,10 @@ def export_bundle(
     shared = "onnx" in written and shares(weights, weights_of(graphs))
     seconds: dict[str, float] = {}
     with Staging(Path(folder), force=force) as staging, evaluating(subject.model), subject.tracing(), quiet(verbose):
-        with _timed(seconds, "export"):
+        with timed(seconds, "export"):
             if shared:
                 progress("Writing the weights")
-                _write_weights(staging.path, graphs, [FORMATS[name] for name in written])
+                write_shared(staging.path, graphs, written)
             options = ExportOptions(opset, version(), verbose)
             export_files(
                 subject.model,
@@ -175,9 +175,9 @@ def export_bundle(
             (staging.path / "vocab.json").write_text(vocabulary.to_json(), encoding="utf-8")
         report = None
         if verify:
-            timed = partial(_timed, seconds)
+            clock = partial(timed, seconds)
             report, stored = prove(
-                subject.model, graphs, formats, staging.path, request, timed=timed, progress=progress
+                subject.model, graphs, formats, staging.path, request, timed=clock, progress=progress
             )
             report = explained(report, graphs, staging.path)
             write_stored(staging.path / STORED, stored)
@@ -186,7 +186,7 @@ def export_bundle(
             with contextlib.suppress(ValueError):  # weights that are not finite cannot be saved
                 subject.save(staging.path / MODEL)
         progress("Writing the manifest")
-        digest = _describe(subject, graphs, formats, staging.path, report)
+        digest = describe(subject, graphs, formats, staging.path, report)
         bundle = staging.reject() if passed is False else staging.commit()
     return ExportResult(passed, bundle, report, subject.assumed, digest, seconds, subject.config.get("source", ""))
 
@@ -237,10 +237,10 @@ def weights_of(graphs: dict[str, Graph]) -> dict[str, dict[str, Array]]:
     return {name: {key: tensor.numpy() for key, tensor in graph.weights().items()} for name, graph in graphs.items()}
 
 
-def _write_weights(folder: Path, graphs: dict[str, Graph], formats: Sequence[Format]) -> None:
-    """Write the weights that ONNX files share, a file for each precision."""
+def write_shared(folder: Path, graphs: dict[str, Graph], formats: Sequence[str]) -> None:
+    """Write the weights that ONNX files share, a file for each precision among ``formats``."""
     weights = weights_of(graphs)
-    for known in formats:
+    for known in map(FORMATS.__getitem__, formats):
         if known.made_of:
             everything = quantised_weights({name: array for own in weights.values() for name, array in own.items()})
             write_weights(folder, {"": everything}, known.weights)
@@ -248,7 +248,7 @@ def _write_weights(folder: Path, graphs: dict[str, Graph], formats: Sequence[For
             write_weights(folder, weights, known.weights)
 
 
-def _describe(
+def describe(
     subject: Exportable, graphs: dict[str, Graph], formats: Sequence[str], folder: Path, report: ParityReport | None
 ) -> str:
     """Write ``parity.json``, ``parity.html`` and last the manifest, and return the manifest's SHA-256."""
@@ -286,7 +286,7 @@ def _describe(
 
 
 @contextlib.contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     seconds[name] = round(seconds.get(name, 0.0) + time.perf_counter() - start, 3)

@@ -33,6 +33,7 @@ ROOMS = (
     "report",
     "decode",
     "pipeline",
+    "quantizing",
     "verification",
     "testing",
     "cli",

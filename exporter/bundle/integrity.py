@@ -23,7 +23,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     """
     listed = {entry.path: entry for entry in manifest.files}
     graph_files = [entry.file for entry in manifest.graphs.values()]
-    onnx_files = [entry.file for entry in manifest.graphs.values() if entry.format == "onnx"]
+    onnx_files = [entry.file for entry in manifest.graphs.values() if FORMATS[entry.format].precision]
     for path in [*listed, *graph_files]:
         _check_path(path)
     problems = [f"{path} is not listed in the manifest" for path in graph_files if path not in listed]

@@ -16,9 +16,11 @@ from ..cases.case import Array
 from ..contracts.contract import CUSTOM_KIND
 from ..errors import BundleError, OptionError, first_line
 from ..formats.onnx.storage import read_model, read_values
+from ..formats.table import FORMATS
 from ..graphs.exportable import Exportable, as_exportable, restore_custom_model
 from ..graphs.model_graphs import masks_of
 from ..graphs.user_code import load_weights, make_module
+from ..parity.prove import contract_of_file
 from .manifest import MODEL, Manifest, weights_sha256
 from .open import Bundle
 
@@ -54,7 +56,10 @@ def rebuild(bundle: Bundle, factory: str | None = None) -> Exportable:
     contracts = [entry.contract for entry in manifest.graphs.values()]
     exportable = as_exportable(model, masks_of(contracts) if isinstance(model, MyTransformer) else None)
     graphs = {name: graph for name, graph in exportable.graphs.items() if name in {item.graph for item in contracts}}
-    return replace(exportable, graphs=graphs)
+    for entry in manifest.graphs.values():
+        if contract_of_file(FORMATS[entry.format], graphs[entry.contract.graph]) != entry.contract:
+            raise BundleError(f"{entry.file} has a contract that this mytx does not make", EXPORT_AGAIN)
+    return replace(exportable, graphs=graphs, assumed=manifest.assumed)
 
 
 def _rebuild_custom(bundle: Bundle, factory: str) -> Exportable:
@@ -110,7 +115,7 @@ def _read_weights(folder: Path, manifest: Manifest, wanted: Collection[str]) -> 
         except Exception as error:  # for example an offset behind the end of weights.bin
             raise BundleError(f"{path} cannot be read: {first_line(error)}", EXPORT_AGAIN) from error
     if not found:
-        raise BundleError(f"{folder} holds no ONNX files to read the weights from", EXPORT_AGAIN)
+        raise BundleError(f"{folder} holds no ONNX files in fp32 to read the weights from", EXPORT_AGAIN)
     return found
 
 

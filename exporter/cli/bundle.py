@@ -1,20 +1,22 @@
-"""The commands ``verify``, ``locate`` and ``inspect``. Heavy imports are inside the functions."""
+"""The commands ``verify``, ``quantize``, ``locate`` and ``inspect``. Heavy imports are inside the functions."""
 
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 
 import click
 
-from ..formats.table import FORMATS
+from ..formats.table import FORMATS, PRECISIONS
 from .options import (
     case_option,
     json_option,
     junit_option,
     key_option,
     model_option,
+    plan_option,
     quiet_option,
     verbose_option,
 )
@@ -175,4 +177,53 @@ def inspect(path: Path, keys: tuple[str, ...], as_json: bool) -> None:
         print_inspection(found)
 
 
-COMMANDS = (verify, locate, inspect)
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    default=("int8",),
+    show_default=True,
+    type=click.Choice([name for name, known in PRECISIONS.items() if FORMATS[known].made_of]),
+    help="Precision of the new files. Repeatable.",
+)
+@plan_option
+@case_option
+@junit_option
+@json_option
+@verbose_option
+@quiet_option
+def quantize(
+    bundle: Path,
+    precisions: tuple[str, ...],
+    level: str,
+    own: tuple[Path, ...],
+    junit: Path | None,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+) -> int:
+    """Add ONNX files with 8-bit integers to BUNDLE, made of its files in fp32, and verify them.
+
+    The model is rebuilt from the bundle in PyTorch. BUNDLE is replaced as a whole when all is done; if the new files do
+    not agree with PyTorch it stays as it is, and BUNDLE.failed has them.
+
+    \b
+    Example:
+      mytx-export quantize bundle --precision int8
+    """
+    from ..quantizing import quantize_bundle
+    from ..report.files import check_places, refusing, write_junit
+    from .terminal import Progress, print_result
+
+    check_places({"--junit": junit}, [bundle, Path(f"{os.path.realpath(bundle)}.failed")], own)
+    with Progress(shown=not (quiet or verbose)) as progress, refusing(junit, "export"):
+        result = quantize_bundle(bundle, precisions, level=level, own=own, verbose=verbose, progress=progress)
+    show(result, partial(print_result, verbose=verbose), as_json, quiet)
+    if junit and result.report:
+        write_junit(junit, result.report, result.manifest_sha256)
+    return PASSED if result.passed else PARITY_FAILED
+
+
+COMMANDS = (verify, quantize, locate, inspect)

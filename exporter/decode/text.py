@@ -13,6 +13,7 @@ from ..bundle.generation import DEFAULT_BATCH, Generation, SearchOptions
 from ..bundle.manifest import MANIFEST, sha256
 from ..bundle.open import Bundle
 from ..errors import MytxError
+from ..formats.table import FORMATS
 from .lines import Line, decoded, in_chunks, open_input, raw_lines
 from .partial_output import PartialOutput
 
@@ -137,6 +138,7 @@ def decode_file(
     decoding = decoding.checked()
     facts = {
         "the bundle with manifest": sha256(decoding.bundle.folder / MANIFEST)[:12],
+        "precision": FORMATS[decoding.bundle.format].precision,
         **asdict(decoding.search),
         "pad_to": decoding.pad_to,
         "json": decoding.as_json,

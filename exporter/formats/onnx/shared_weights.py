@@ -22,8 +22,9 @@ import onnx_ir as ir
 
 from ...cases.case import Array
 from ...errors import BundleError, OptionError
+from ..table import FORMATS
 
-WEIGHTS = "weights.bin"
+WEIGHTS = FORMATS["onnx"].weights
 MODES = ("auto", "inline", "shared")
 AUTO_LIMIT = 16 * 2**20  # bytes: up to here one file for each graph is more convenient, and costs little
 INLINE_LIMIT = 1_800_000_000  # bytes: a protobuf message, and so a file, cannot exceed 2 GB
