@@ -45,6 +45,7 @@ from .parity.stored import STORED, write_stored
 from .quiet import quiet
 from .report.page import PAGE, parity_page
 from .runtimes.run import Run
+from .task.gate import task_of
 
 Progress = Callable[[str], None]
 
@@ -59,7 +60,7 @@ class ExportResult:
         report: what verification found; None if it did not run.
         assumed: settings that the checkpoint does not store, with their values and sources.
         manifest_sha256: SHA-256 of the manifest, which holds the hashes of all other files.
-        seconds: duration of each stage: ``export``, ``reference``, ``verify``.
+        seconds: duration of each stage: ``export``, ``reference``, ``verify``, ``task``.
         factory: ``package.module:build`` of a user's own model; empty for other models.
     """
 
@@ -77,6 +78,7 @@ class ExportResult:
             "passed": self.passed,
             "bundle": str(self.bundle),
             "graphs": self.report.to_dict(details=False)["graphs"] if self.report else [],
+            "task": [one.to_dict() for one in self.report.task] if self.report else [],
             "assumed": list(self.assumed),
             "manifest_sha256": self.manifest_sha256,
             "seconds": self.seconds,
@@ -99,6 +101,8 @@ def export_bundle(
     jobs: int = 1,
     force: bool = False,
     vocabulary: Vocabulary | None = None,
+    task_data: Path | str | None = None,
+    target_agreement: float | None = None,
     verbose: bool = False,
     progress: Progress = lambda _: None,
 ) -> ExportResult:
@@ -123,6 +127,10 @@ def export_bundle(
         jobs: number of files that are exported in parallel.
         force: replace an existing bundle.
         vocabulary: stored in the bundle as ``vocab.json``, to convert text to ids.
+        task_data: sentences to decode in float32 and in other precisions; see
+            :func:`~mytx.exporter.task.data.read_task`. None takes random ids.
+        target_agreement: the share of these that must get the same tokens in both, 0 to 1; None is 0.9 for int8, and
+            nothing for random ids.
         verbose: show the messages of PyTorch and onnxruntime.
         progress: called with the name of each stage.
 
@@ -145,6 +153,10 @@ def export_bundle(
             f"of {', '.join(graphs)} the reference can be held against {held}",
             "add --component full, which it can be compared with",
         )
+    task = None
+    if verify or task_data is not None or target_agreement is not None:
+        data = None if task_data is None else Path(task_data)
+        task = task_of(subject.model, graphs, formats, data=data, vocabulary=vocabulary, target=target_agreement)
     request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose, originals)
     written = sorted({*formats, *made_of}, key=list(FORMATS).index)  # files, before those that are made of them
     shared = "onnx" in written and shares(weights, weights_of(graphs))
@@ -180,6 +192,9 @@ def export_bundle(
                 subject.model, graphs, formats, staging.path, request, timed=clock, progress=progress
             )
             report = explained(report, graphs, staging.path)
+            if task:
+                with timed(seconds, "task"):
+                    report = replace(report, task=task.check(staging.path, progress))
             write_stored(staging.path / STORED, stored)
         passed = report.passed if report else None
         if passed is False:  # `locate` needs the model to compare the files with it
@@ -242,7 +257,8 @@ def write_shared(folder: Path, graphs: dict[str, Graph], formats: Sequence[str])
     weights = weights_of(graphs)
     for known in map(FORMATS.__getitem__, formats):
         if known.made_of:
-            everything = quantised_weights({name: array for own in weights.values() for name, array in own.items()})
+            every = {name: array for own in weights.values() for name, array in own.items()}
+            everything = quantised_weights(every, next(iter(graphs.values())).looked_up())
             write_weights(folder, {"": everything}, known.weights)
         elif known.precision:
             write_weights(folder, weights, known.weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from .parity.report import ParityReport
 from .parity.stored import STORED, read_stored, write_stored
 from .pipeline import ExportResult, Progress, describe, timed, write_shared
 from .quiet import quiet
+from .task.gate import task_of
 
 
 def quantize_bundle(
@@ -34,6 +36,8 @@ def quantize_bundle(
     *,
     level: str = "standard",
     own: Sequence[Path | str] = (),
+    task_data: Path | str | None = None,
+    target_agreement: float | None = None,
     verbose: bool = False,
     progress: Progress = lambda _: None,
 ) -> ExportResult:
@@ -47,6 +51,7 @@ def quantize_bundle(
         precisions: of the new files: ``int8``.
         level: number of test cases: ``quick``, ``standard`` or ``thorough``.
         own: files with your own cases; see :func:`~mytx.exporter.cases.user_cases.read_cases`.
+        task_data, target_agreement: as for :func:`~mytx.exporter.pipeline.export_bundle`.
         verbose: show the messages of PyTorch and onnxruntime.
         progress: called with the name of each stage.
 
@@ -63,6 +68,14 @@ def quantize_bundle(
     with quiet(verbose):
         subject = rebuild(bundle)
     graphs = {name: subject.graphs[name] for name in bundle.manifest.of_format("onnx")}
+    task = task_of(
+        subject.model,
+        graphs,
+        formats,
+        data=None if task_data is None else Path(task_data),
+        vocabulary=bundle.vocabulary if (bundle.folder / "vocab.json").is_file() else None,
+        target=target_agreement,
+    )
     request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose)
     present = [name for name in FORMATS if bundle.manifest.of_format(name)]
     verified = bundle.manifest.parity["passed"] is not None
@@ -78,6 +91,9 @@ def quantize_bundle(
         clock = partial(timed, seconds)
         found, stored = prove(subject.model, graphs, proven, staging.path, request, timed=clock, progress=progress)
         report = _together(bundle, found) if verified else found
+        if task:
+            with timed(seconds, "task"):
+                report = replace(report, task=(*report.task, *task.check(staging.path, progress)))
         if verified:
             stored |= read_stored(bundle.folder / STORED)
         write_stored(staging.path / STORED, stored)
@@ -124,4 +140,5 @@ def _together(bundle: Bundle, new: ParityReport) -> ParityReport:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise BundleError(f"{path} is damaged, or does not fit {MANIFEST}", "export the bundle again") from error
     again = {(row.graph, row.format) for row in new.graphs}
-    return ParityReport((*(row for row in before.graphs if (row.graph, row.format) not in again), *new.graphs))
+    kept = [row for row in before.graphs if (row.graph, row.format) not in again]
+    return ParityReport((*kept, *new.graphs), before.task)

@@ -29,6 +29,7 @@ ROOMS = (
     "runtimes",
     "parity",
     "bundle",
+    "task",
     "locate",
     "report",
     "decode",

@@ -18,6 +18,7 @@ from .options import (
     model_option,
     plan_option,
     quiet_option,
+    task_options,
     verbose_option,
 )
 from .output import PARITY_FAILED, PASSED, complain, show
@@ -190,6 +191,7 @@ def inspect(path: Path, keys: tuple[str, ...], as_json: bool) -> None:
 )
 @plan_option
 @case_option
+@task_options
 @junit_option
 @json_option
 @verbose_option
@@ -199,6 +201,8 @@ def quantize(
     precisions: tuple[str, ...],
     level: str,
     own: tuple[Path, ...],
+    task_data: Path | None,
+    target_agreement: float | None,
     junit: Path | None,
     as_json: bool,
     verbose: bool,
@@ -219,7 +223,16 @@ def quantize(
 
     check_places({"--junit": junit}, [bundle, Path(f"{os.path.realpath(bundle)}.failed")], own)
     with Progress(shown=not (quiet or verbose)) as progress, refusing(junit, "export"):
-        result = quantize_bundle(bundle, precisions, level=level, own=own, verbose=verbose, progress=progress)
+        result = quantize_bundle(
+            bundle,
+            precisions,
+            level=level,
+            own=own,
+            task_data=task_data,
+            target_agreement=target_agreement,
+            verbose=verbose,
+            progress=progress,
+        )
     show(result, partial(print_result, verbose=verbose), as_json, quiet)
     if junit and result.report:
         write_junit(junit, result.report, result.manifest_sha256)

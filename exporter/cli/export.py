@@ -20,6 +20,7 @@ from .options import (
     junit_option,
     plan_option,
     quiet_option,
+    task_options,
     together,
     verbose_option,
 )
@@ -79,6 +80,7 @@ onnx_options = together(
         show_default=True,
         help="inline: weights in each ONNX file. shared: once, in weights.bin. auto: shared above 16 MB.",
     ),
+    task_options,
 )
 
 
@@ -210,6 +212,8 @@ def _export(
     progress: Callable[[str], None],
     opset: int = 18,
     weights: str = "auto",
+    task_data: Path | None = None,
+    target_agreement: float | None = None,
     **reading: Any,
 ) -> ExportResult:
     from ...models.errors import MytxError
@@ -219,14 +223,18 @@ def _export(
         raise click.UsageError("CHECKPOINT and --checkpoint mean the same: give one.")
     checkpoint = checkpoint or also
     _check_custom(factory, contract, reference, checkpoint, no_verify, reading)
+    if no_verify and (task_data is not None or target_agreement is not None):
+        raise click.UsageError("--no-verify compares nothing: leave out --task-data and --target-agreement.")
     if factory is None and (unknown := [name for name in components if name not in GRAPHS]):
         raise click.BadParameter(
             f"{unknown[0]!r} is not one of {', '.join(map(repr, GRAPHS))}.", param_hint="'--component'"
         )
     if checkpoint is None and factory is None:
-        from ...models.demo_files import demo_folder
+        from ...models.demo_files import HELD_OUT, demo_folder
 
         checkpoint = demo_folder()
+        if task_data is None and not no_verify and any(FORMATS[name].made_of for name in formats):
+            task_data = checkpoint / HELD_OUT
     with Staging(output, force=force):
         pass  # refuses an impossible OUTPUT now, not after minutes of work
     if checkpoint is not None and not checkpoint.exists():  # refuses a mistyped name before PyTorch is loaded
@@ -265,6 +273,8 @@ def _export(
         opset=opset,
         masks=masks,
         weights=weights,
+        task_data=task_data,
+        target_agreement=target_agreement,
         verify=not no_verify,
         level=level,
         own=own,

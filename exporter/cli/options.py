@@ -133,6 +133,20 @@ custom_options: Decorator = together(
     ),
     click.option("--checkpoint", "also", type=click.Path(path_type=Path), help="Same as the argument CHECKPOINT."),
 )
+task_options: Decorator = together(
+    click.option(
+        "--task-data",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="For int8: text file of sentences to decode in float32 and in int8. Each line is a source, or a source, a "
+        "tab and the right result.  [the demo's held-out words, or random ids]",
+    ),
+    click.option(
+        "--target-agreement",
+        type=click.FloatRange(0, 1),
+        help="The share of these that must get the same tokens in both.  [0.9; none for random ids]",
+    ),
+)
 model_option: Decorator = click.option(
     "--model",
     "factory",

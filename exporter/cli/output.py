@@ -38,6 +38,7 @@ def show(result: Result, for_people: Callable[..., None], as_json: bool, quiet: 
     report = getattr(result, "report", None)
     if quiet and report is not None and not report.passed:  # --quiet does not hide a failure
         files = [label(*file) for file, rows in by_file(report.graphs).items() if not all(row.passed for row in rows)]
+        files += [f"{one.file} on {one.data}" for one in report.task if not one.passed]
         complain(f"parity failed: {', '.join(files)}", "run it without --quiet, or see parity.html and --junit")
 
 

@@ -1,8 +1,9 @@
 """Weights as 8-bit integers: what is quantised, and how. The rule for files, for their check, and for the model.
 
-Each row of a matrix, an output of its product or the vector of an id, has a scale of its own. The integers go from -64
-to 64 only: processors with AVX2 and without VNNI add two products of a signed and an unsigned byte in 16 bits, and
-larger ones saturate there, so the same file would give other results on other machines.
+Each row of a matrix, an output of its product or the vector of an id, has a scale of its own. The integers of products
+go from -64 to 64 only: processors with AVX2 and without VNNI add two products of a signed and an unsigned byte in 16
+bits, and larger ones saturate there, so the same file would give other results on other machines. Where rows are only
+looked up, embeddings and positions, they go from -127 to 127.
 
 A scale has at most 16 significant bits. So an integer times its scale is a float32 exactly, the quantised weights can
 be put back into the model without rounding, and to quantise them once more changes nothing. No torch here.
@@ -11,7 +12,7 @@ be put back into the model without rounding, and to quantise them once more chan
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,8 @@ from numpy.typing import NDArray
 from ..cases.case import Array
 from ..errors import ExportError
 
-LIMIT = 64  # the largest integer: 2 * 255 * 64 fits into 16 bits
+LIMIT = 64  # the largest integer in a product: 2 * 255 * 64 fits into 16 bits
+LOOKUP_LIMIT = 127  # in what is only looked up
 SCALE_BITS = 16  # 7 bits of an integer times these have 23, a float32 has 24
 TINY = 2.0**-100  # a row of smaller values is 0: its scale could not have that many bits
 SCALE = ".scale"  # ends the name of a matrix's scales
@@ -43,17 +45,23 @@ class Quantised:
         return self.values.astype(np.float32) * self.scales
 
 
+def limit_of(name: str, looked_up: Collection[str]) -> int:
+    """The largest integer of a matrix; ``looked_up`` has the names of those in no product."""
+    return LOOKUP_LIMIT if name in looked_up else LIMIT
+
+
 def is_matrix(shape: Sequence[int]) -> bool:
     """Whether a weight of this shape is quantised: not a vector, and not a single row."""
     return len(shape) > 1 and shape[0] > 1 and math.prod(shape[1:]) > 1
 
 
-def quantise(name: str, matrix: Array) -> Quantised:
+def quantise(name: str, matrix: Array, limit: int = LIMIT) -> Quantised:
     """``matrix`` in integers.
 
     Args:
         name: of the weight, for the error.
         matrix: float32 ``[rows, …]``.
+        limit: the largest integer, :data:`LIMIT` or :data:`LOOKUP_LIMIT`.
 
     Raises:
         ExportError: where a value is NaN or infinite.
@@ -62,7 +70,7 @@ def quantise(name: str, matrix: Array) -> Quantised:
         raise ExportError(f"{name} has values that are NaN or infinite: int8 cannot hold them", "use --precision fp32")
     exact = np.asarray(matrix, np.float64).reshape(len(matrix), -1)
     largest = np.abs(exact).max(axis=1, keepdims=True)
-    mantissa, exponent = np.frexp(largest / LIMIT)
+    mantissa, exponent = np.frexp(largest / limit)
     # Rounded up, so that no value becomes more than the largest integer.
     scales = np.ldexp(np.ceil(np.ldexp(mantissa, SCALE_BITS)), exponent - SCALE_BITS)
     scales = np.where(largest < TINY, 1.0, scales)
@@ -70,8 +78,12 @@ def quantise(name: str, matrix: Array) -> Quantised:
     return Quantised(values, scales.astype(np.float32).reshape(-1, *[1] * (matrix.ndim - 1)))
 
 
-def quantised_weights(weights: Mapping[str, Array]) -> dict[str, Array]:
+def quantised_weights(weights: Mapping[str, Array], looked_up: Collection[str] = ()) -> dict[str, Array]:
     """What a file holds for ``weights``: integers and scales for each matrix, all else as it is.
+
+    Args:
+        weights: float32, by name.
+        looked_up: the names of matrices that are in no product.
 
     Raises:
         ExportError: as :func:`quantise`.
@@ -81,7 +93,7 @@ def quantised_weights(weights: Mapping[str, Array]) -> dict[str, Array]:
     for name, weight in weights.items():
         if is_matrix(weight.shape):
             if weight.ctypes.data not in known:
-                known[weight.ctypes.data] = quantise(name, weight)
+                known[weight.ctypes.data] = quantise(name, weight, limit_of(name, looked_up))
             quantised = known[weight.ctypes.data]
             found |= {name: quantised.values, name + SCALE: quantised.scales}
         else:

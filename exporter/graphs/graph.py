@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..contracts.contract import PADDING_MEANING, Axis, Contract, TensorSpec
 from .modules import GraphModule
-from .parameters import named_tensors
+from .parameters import multiplied, named_tensors
 
 # Lengths at export: 2 or more, and all different, or torch.export makes them constants or merges them.
 BATCH = Axis("batch", traced=2)
@@ -67,6 +67,10 @@ class Graph:
             for name, tensor in model.state_dict().items()
             if name.startswith(self.scopes) and not any(part in name for part in self.without)
         }
+
+    def looked_up(self) -> frozenset[str]:
+        """The names of the model's weights that are in no product: tables of embeddings and positions, and vectors."""
+        return frozenset(named_tensors(self.module.model)) - multiplied(self.module.model)
 
     def compute(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """The outputs in the contract's order.

@@ -13,6 +13,12 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(parameters), **dict(buffers)}
 
 
+def multiplied(model: nn.Module) -> frozenset[str]:
+    """The names of the weights that linear layers multiply by, including other names of the same memory."""
+    weights = {module.weight.data_ptr() for module in model.modules() if isinstance(module, nn.Linear)}
+    return frozenset(name for name, tensor in named_tensors(model).items() if tensor.data_ptr() in weights)
+
+
 def pruned(model: nn.Module, scopes: tuple[str, ...], prefix: str = "") -> nn.Module:
     """A copy of ``model`` without the submodules outside of ``scopes``. It shares the parameters with ``model``.
 

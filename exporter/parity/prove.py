@@ -172,7 +172,7 @@ def weights_of_file(known: Format, graph: Graph) -> dict[str, Array]:
     scripted = graph.scripted if known.name == "torchscript" else None
     tensors = graph.weights() if scripted is None else dict(scripted().state_dict())
     weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in tensors.items()}
-    return quantised_weights(weights) if known.made_of else weights
+    return quantised_weights(weights, graph.looked_up()) if known.made_of else weights
 
 
 def _prove_file(

@@ -24,9 +24,10 @@ from torch.overrides import TorchFunctionMode
 
 from ..cases.case import Case, small
 from ..cases.identities import only
-from ..formats.quantisation import is_matrix, quantise
+from ..formats.quantisation import LIMIT, LOOKUP_LIMIT, is_matrix, quantise
 from ..formats.table import Format
 from ..graphs.graph import Graph
+from ..graphs.parameters import multiplied
 from ..graphs.precision import memory_of
 from ..runtimes.run import Run
 from .stored import key_of
@@ -81,13 +82,15 @@ def dequantised(model: nn.Module) -> Iterator[None]:
     matrices = {
         name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and is_matrix(tensor.shape)
     }
+    products = multiplied(model)
     own = [(tensor, tensor.data) for tensor in matrices.values()]
     shared: dict[tuple[object, ...], Tensor] = {}  # tensors in the same memory stay so
     try:
         for name, tensor in matrices.items():
             place = memory_of(tensor)
             if place not in shared:
-                shared[place] = torch.from_numpy(quantise(name, tensor.detach().numpy()).floats())
+                limit = LIMIT if name in products else LOOKUP_LIMIT
+                shared[place] = torch.from_numpy(quantise(name, tensor.detach().numpy(), limit).floats())
         for tensor, data in own:
             tensor.data = shared[memory_of(data)]
         yield

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .task_report import TaskReport
+
 REFERENCE = "reference "  # begins the runtime's name if that is another implementation of the model
 EARLIER = ", when it was made"  # ends the runtime's name if the row is from the export, not from the verification now
 NO_RESULT = "no result"
@@ -150,28 +152,32 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """The results of all graphs in all runtimes. An empty report has not passed."""
+    """The results of all graphs in all runtimes, and of the task. An empty report has not passed."""
 
     graphs: tuple[GraphReport, ...]
+    task: tuple[TaskReport, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Whether there are rows, and all of them passed."""
-        return bool(self.graphs) and all(graph.passed for graph in self.graphs)
+        """Whether there are rows, and all of them passed, and the task, too."""
+        return bool(self.graphs) and all(graph.passed for graph in self.graphs) and all(one.passed for one in self.task)
 
     @property
     def doubted(self) -> bool:
         """Whether it did not pass, but only because some rows were "not judged"."""
-        return bool(self.graphs) and not self.passed and all(graph.passed or graph.doubted for graph in self.graphs)
+        judged = all(graph.passed or graph.doubted for graph in self.graphs) and all(one.passed for one in self.task)
+        return bool(self.graphs) and not self.passed and judged
 
     def to_dict(self, *, details: bool = True) -> dict[str, Any]:
         """Plain values for JSON; :meth:`from_dict` reads them."""
-        return {"passed": self.passed, "graphs": [graph.to_dict(details=details) for graph in self.graphs]}
+        graphs = [graph.to_dict(details=details) for graph in self.graphs]
+        return {"passed": self.passed, "graphs": graphs, "task": [one.to_dict() for one in self.task]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ParityReport:
         """The report that :meth:`to_dict` wrote."""
-        return cls(tuple(GraphReport.from_dict(graph) for graph in values["graphs"]))
+        graphs = tuple(GraphReport.from_dict(graph) for graph in values["graphs"])
+        return cls(graphs, tuple(TaskReport.from_dict(one) for one in values.get("task", ())))
 
     def to_json(self) -> str:
         """:meth:`to_dict` as JSON text, with one line for each case, because there are thousands."""

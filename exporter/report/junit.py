@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from ..formats.table import label
 from ..parity.report import Finding, GraphReport, ParityReport, by_file
+from ..parity.task_report import TaskReport
 
 # Characters that XML 1.0 cannot hold, not even escaped: control characters, lone surrogates, U+FFFE and U+FFFF.
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -48,7 +49,8 @@ def junit_xml(report: ParityReport, properties: Mapping[str, str]) -> bytes:
         (f"parity.{label(*file)}", _tests_of(rows), sum(row.seconds for row in rows))
         for file, rows in by_file(report.graphs).items()
     ]
-    if not suites:
+    suites += [(f"task.{one.file}", [_test_of_task(one)], 0.0) for one in report.task]
+    if not report.graphs:
         suites = [("parity", [Checked("verification", (Finding("runtime", "nothing was verified"),))], 0.0)]
     for name, tests, seconds in suites:
         _add_suite(root, name, tests, seconds, properties)
@@ -56,6 +58,10 @@ def junit_xml(report: ParityReport, properties: Mapping[str, str]) -> bytes:
     ElementTree.indent(root)
     text: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return text + b"\n"
+
+
+def _test_of_task(one: TaskReport) -> Checked:
+    return Checked(f"the same tokens as in float32: {one.data}", () if one.passed else (Finding("task", one.words),))
 
 
 def _tests_of(rows: Sequence[GraphReport]) -> list[Checked]:

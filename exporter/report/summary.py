@@ -78,6 +78,7 @@ def percent(share: float) -> str:
 def sentence(report: ParityReport) -> tuple[str, str]:
     """The verdict in one or two words, and the rest of the sentence: how many files, and the largest error."""
     lines = by_line(report.graphs)
+    below = [one for one in report.task if not one.passed]
     files = {name: rows for name, rows in lines.items() if is_file(rows)}
     rows = [row for found in files.values() for row in found]
     if report.passed:
@@ -91,7 +92,8 @@ def sentence(report: ParityReport) -> tuple[str, str]:
             "nothing is known to be wrong, but PyTorch's own float32 error is too large to judge "
             f"{', '.join(name for name, found in lines.items() if verdict_of(found) == NOT_JUDGED)}"
         )
-    return "FAILED", "; ".join(_problems(lines, len(files))) or "nothing was verified"
+    problems = _problems(lines, len(files)) + [f"{one.file} misses the target on {one.data}" for one in below]
+    return "FAILED", "; ".join(problems) or "nothing was verified"
 
 
 def _problems(lines: Mapping[str, Sequence[GraphReport]], total: int) -> list[str]:

@@ -9,7 +9,7 @@ graph; and their scales are not exact factors (see :mod:`mytx.exporter.formats.q
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from ...graphs.graph import Graph
-from ..quantisation import SCALE, is_matrix, quantise
+from ..quantisation import SCALE, is_matrix, limit_of, quantise
 from ..table import FORMATS, ExportOptions
 from .export import finish, save
 
@@ -41,18 +41,24 @@ def export(graphs: Mapping[str, Graph], name: str, folder: Path, options: Export
         OSError: where it cannot be written.
     """
     model = ir.load(folder / FORMATS[INT8.made_of].file(name))
-    to_integers(model, {key for key, tensor in graphs[name].weights().items() if is_matrix(tensor.shape)})
+    matrices = {key for key, tensor in graphs[name].weights().items() if is_matrix(tensor.shape)}
+    to_integers(model, matrices, graphs[name].looked_up())
     finish(model, graphs[name].contract, {"mytx.version": options.producer, "mytx.precision": INT8.precision})
     save(model, folder / INT8.file(name), INT8.weights)
 
 
-def to_integers(model: ir.Model, matrices: AbstractSet[str]) -> None:
+def to_integers(model: ir.Model, matrices: AbstractSet[str], looked_up: Collection[str] = ()) -> None:
     """Replace the initializers called ``matrices`` by integers and scales, and change what reads them, in place.
+
+    Args:
+        model: changed in place.
+        matrices: names of initializers.
+        looked_up: those of them that are in no product.
 
     Raises:
         ExportError: where a weight has a value that is not finite.
     """
-    rewriter = _Rewriter()
+    rewriter = _Rewriter(looked_up)
     for graph in model.graphs():
         for name in matrices & graph.initializers.keys():
             rewriter.take(graph, name)
@@ -74,7 +80,8 @@ class _Rows:
 class _Rewriter:
     """Replaces nodes that read matrices by nodes that read their integers."""
 
-    def __init__(self) -> None:
+    def __init__(self, looked_up: Collection[str]) -> None:
+        self._looked_up = looked_up
         self._taken: dict[ir.Value, _Rows] = {}  # by the float initializers, which are in no graph any more
         self._made: dict[ir.Value, _Rows | None] = {}  # by what is computed of them
         self._activations: dict[tuple[ir.Graph, ir.Value], Sequence[ir.Value]] = {}
@@ -84,7 +91,7 @@ class _Rewriter:
         """Put the integers and scales of an initializer in its place."""
         value = graph.initializers.pop(name)
         assert value.const_value is not None
-        quantised = quantise(name, value.const_value.numpy())
+        quantised = quantise(name, value.const_value.numpy(), limit_of(name, self._looked_up))
         rows = [
             ir.Value(name=key, const_value=ir.tensor(array, name=key))
             for key, array in ((name, quantised.values), (name + SCALE, quantised.scales))
@@ -132,8 +139,10 @@ class _Rewriter:
 
     def _rows(self, value: ir.Value | None) -> _Rows | None:
         """What ``value`` is in integers: a matrix of the model, one times a number, or several one below the other."""
-        if value is None or value in self._taken:
-            return None if value is None else self._taken[value]
+        if value is None or value.name in self._looked_up:  # whose integers may be too large for a product
+            return None
+        if value in self._taken:
+            return self._taken[value]
         if value not in self._made:
             self._made[value] = self._computed(value.producer())
         return self._made[value]
