@@ -1,6 +1,7 @@
 """Decoding: our graph in onnxruntime beside CTranslate2 with the same weights, and beside Optimum.
 
-    python -m benchmarks.decode [--preset base small] [--batch 1 16] [--beams 1 4] [--threads 1 2] [--json | --markdown]
+    python -m benchmarks.decode [--preset base small] [--precision int8] [--batch 1 16] [--beams 1 4] [--threads 1 2]
+        [--json | --markdown]
 
 Engines take turns, so that what else the machine does hits all; times are medians, and a ratio above 1 means that ours
 is faster. Without ``--mixed`` nothing ends before ``--steps``. Optimum takes part where it is installed.
@@ -13,6 +14,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # an engine that waits for its turn must not spin
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -37,7 +39,9 @@ from benchmarks.decode_engines import (
 )
 from mytx.exporter.bundle.generation import padded
 from mytx.exporter.decode.bench import STREAMED, read_memory
+from mytx.exporter.formats.table import FORMATS, PRECISIONS
 from mytx.exporter.graphs.model_graphs import graphs_of
+from mytx.exporter.parity.prove import weights_of_file
 from mytx.models import Generator, Vocabulary, build_preset, demo_folder, find_vocab, load_model
 from mytx.models.sequence import SequenceModel
 
@@ -46,12 +50,12 @@ NEVER = -1e4  # a bias of the end token: it is not chosen
 ENDING = 0.05  # of steps, where sentences are to end at very different ones
 
 
-def decoded_bytes(model: SequenceModel) -> int:
+def decoded_bytes(model: SequenceModel, precision: str = "fp32") -> int:
     """The weights that a step of one sentence has to read, in bytes: all of its graph's but tables of embeddings and
     positions, of which it reads rows.
     """
-    weights = graphs_of(model)["step"].weights()
-    return sum(tensor.nbytes for name, tensor in weights.items() if "embedding." not in name)
+    weights = weights_of_file(FORMATS[PRECISIONS[precision]], graphs_of(model)["step"])
+    return sum(array.nbytes for name, array in weights.items() if "embedding." not in name)
 
 
 def take_turns(tasks: Mapping[str, Callable[[], Any]], runs: int) -> tuple[dict[str, float], dict[str, Any]]:
@@ -67,7 +71,14 @@ def take_turns(tasks: Mapping[str, Callable[[], Any]], runs: int) -> tuple[dict[
 
 
 def measure(
-    engines: Mapping[str, Decode], files: Files, sources: Ids, beams: int, steps: int, runs: int, threads: int
+    engines: Mapping[str, Decode],
+    files: Files,
+    sources: Ids,
+    beams: int,
+    steps: int,
+    runs: int,
+    threads: int,
+    precision: str = "fp32",
 ) -> dict[str, Any]:
     """A row of the table."""
     tasks: dict[str, Callable[[], Any]] = {
@@ -90,11 +101,14 @@ def measure(
     for name, value in seconds.items():
         if name != "mytx":
             row[f"ratio_to_{name}"] = round(value / seconds["mytx"], 3)
-    if "ctranslate2" in results:
-        row["same_as_ctranslate2"] = sum(a == b for a, b in zip(ours, results["ctranslate2"], strict=True))
+    for name in ("ctranslate2", "ctranslate2_int8"):
+        if name in results:
+            row[f"same_as_{name}"] = sum(a == b for a, b in zip(ours, results[name], strict=True))
     if len(sources) * beams == 1:
         row["bandwidth_gb_s"] = round(bandwidth / 1e9, 2)
-        row["share_of_bandwidth"] = round(decoded_bytes(files.model) * longest / bandwidth / seconds["mytx"], 3)
+        row["share_of_bandwidth"] = round(
+            decoded_bytes(files.model, precision) * longest / bandwidth / seconds["mytx"], 3
+        )
     return row
 
 
@@ -137,10 +151,10 @@ def rows_of(name: str, model: SequenceModel, sources: Mapping[int, list[Ids]], o
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         optimum = has_optimum() and not options.mixed and not options.uncached
-        files = Files.write(model, Path(folder), max(sources) > 1, options.uncached, optimum)
-        for threads in options.threads:
+        files = Files.write(model, Path(folder), options.precision, max(sources) > 1, options.uncached, optimum)
+        for precision, threads in itertools.product(options.precision, options.threads):
             for beams, batches in sources.items():
-                engines: dict[str, Decode] = {"mytx": mytx_engine(files, threads, beams > 1)}
+                engines: dict[str, Decode] = {"mytx": mytx_engine(files, precision, threads, beams > 1)}
                 if options.uncached:
                     engines["uncached"] = plain_engine(files, threads)
                 else:
@@ -149,8 +163,8 @@ def rows_of(name: str, model: SequenceModel, sources: Mapping[int, list[Ids]], o
                 if optimum:
                     engines["optimum"] = optimum_engine(files, threads)
                 for batch in batches:
-                    row = measure(engines, files, batch, beams, options.steps, options.runs, threads)
-                    rows.append({"model": name, **row})
+                    row = measure(engines, files, batch, beams, options.steps, options.runs, threads, precision)
+                    rows.append({"model": name, "precision": precision, **row})
                     if not options.json and not options.markdown:
                         print(json.dumps(rows[-1]), flush=True)
     return rows
@@ -161,6 +175,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     others = [key for key in dict.fromkeys(key for row in rows for key in row) if key.startswith("ratio_to_")]
     titles = [
         "model",
+        "precision",
         "threads",
         "batch",
         "beams",
@@ -170,7 +185,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for row in rows:
         speed = row["batch"] * row["steps"] / row["seconds"]["mytx"]
-        cells = [row["model"], row["threads"], row["batch"], row["beams"], f"{speed:.0f}"]
+        cells = [row["model"], row["precision"], row["threads"], row["batch"], row["beams"], f"{speed:.0f}"]
         cells += [f"{row[key]:.2f}" if key in row else "" for key in others]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
@@ -193,6 +208,7 @@ def main() -> None:
     parser.add_argument("--batch", nargs="+", type=int, help="default: 1 and 16, with beams 1 and 8")
     parser.add_argument("--beams", nargs="+", type=int, default=[1, 4])
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
+    parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=["fp32"], help="of our files")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--length", type=int, default=20, help="of a source")
     parser.add_argument("--runs", type=int, default=7)

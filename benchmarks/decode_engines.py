@@ -13,7 +13,7 @@ import torch
 from benchmarks.ct2_model import open_ct2, save_ct2, translate_ct2
 from mytx.exporter.bundle.generation import GraphSearch, SearchOptions, hypotheses_of, padded
 from mytx.exporter.formats.onnx import files as onnx_files
-from mytx.exporter.formats.table import ExportOptions
+from mytx.exporter.formats.table import FORMATS, PRECISIONS, ExportOptions
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.quiet import quiet
 from mytx.exporter.runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
@@ -29,19 +29,23 @@ class Files:
 
     Attributes:
         model: as it is in the files.
-        folder: ``greedy.onnx``, ``generate.onnx``, ``decoder.onnx``, ``encoder.onnx``, ``ct2`` and ``optimum``.
+        folder: ``greedy.onnx``, ``generate.onnx``, ``decoder.onnx``, ``encoder.onnx``, the first two in other
+            precisions, ``ct2`` and ``optimum``.
     """
 
     model: SequenceModel
     folder: Path
 
     @classmethod
-    def write(cls, model: SequenceModel, folder: Path, beams: bool, plain: bool, optimum: bool) -> Files:
+    def write(
+        cls, model: SequenceModel, folder: Path, precisions: list[str], beams: bool, plain: bool, optimum: bool
+    ) -> Files:
         """Export ``model``.
 
         Args:
             model: in evaluation mode.
             folder: where to.
+            precisions: of the files that search.
             beams: whether ``generate.onnx`` is needed.
             plain: whether the decoder without a cache is needed.
             optimum: whether Optimum's files are needed, of an untrained model of the same size.
@@ -50,6 +54,9 @@ class Files:
             names = ("encoder", *["decoder"] * plain, "step", "prefill", "greedy", *["generate"] * beams)
             for name in names:  # the files that ship, each made of those before
                 onnx_files.export(graphs_of(model), name, folder, ExportOptions())
+            for known in (FORMATS[PRECISIONS[precision]] for precision in precisions):
+                for name in ("greedy", *["generate"] * beams) if known.made_of else ():
+                    known.load_exporter().export(graphs_of(model), name, folder, ExportOptions())
             save_ct2(model, folder / "ct2")
             if optimum:
                 write_optimum(model, folder / "optimum")
@@ -65,10 +72,10 @@ def open_onnx(path: Path, threads: int) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(path, options)
 
 
-def mytx_engine(files: Files, threads: int, beams: bool) -> Decode:
+def mytx_engine(files: Files, precision: str, threads: int, beams: bool) -> Decode:
     """Our graph in onnxruntime."""
     graph = graphs_of(files.model)["generate" if beams else "greedy"]
-    session = open_onnx(files.folder / f"{graph.name}.onnx", threads)
+    session = open_onnx(files.folder / FORMATS[PRECISIONS[precision]].file(graph.name), threads)
     search = GraphSearch(OnnxRuntime(session, RuntimeOptions(threads=threads)), graph.contract)
 
     def decode(sources: Ids, beams: int, steps: int) -> Ids:

@@ -24,15 +24,13 @@ from .bundle.manifest import (
 )
 from .bundle.staging import Staging, write_json
 from .bundle.versions import version, versions
-from .bundle.writing import export_files
-from .cases.case import Array
+from .bundle.writing import export_files, weights_of, write_shared
 from .cases.plan import check_level
 from .cases.user_cases import read_cases
 from .contracts.contract import GRAPHS
 from .errors import OptionError
 from .formats.onnx.export import DEFAULT_OPSET, check_opset
-from .formats.onnx.shared_weights import shares, write_weights
-from .formats.quantisation import quantised_weights
+from .formats.onnx.shared_weights import shares
 from .formats.table import FORMATS, ExportOptions
 from .graphs.exportable import Exportable, as_exportable
 from .graphs.graph import Graph
@@ -245,23 +243,6 @@ def choose(available: dict[str, Graph], components: Sequence[str], formats: Sequ
             )
     usual = [*GRAPHS, *(name for name in available if name not in GRAPHS)]
     return tuple(name for name in usual if name in (components or possible))
-
-
-def weights_of(graphs: dict[str, Graph]) -> dict[str, dict[str, Array]]:
-    """The weights of each graph, by name. The arrays share the model's memory."""
-    return {name: {key: tensor.numpy() for key, tensor in graph.weights().items()} for name, graph in graphs.items()}
-
-
-def write_shared(folder: Path, graphs: dict[str, Graph], formats: Sequence[str]) -> None:
-    """Write the weights that ONNX files share, a file for each precision among ``formats``."""
-    weights = weights_of(graphs)
-    for known in map(FORMATS.__getitem__, formats):
-        if known.made_of:
-            every = {name: array for own in weights.values() for name, array in own.items()}
-            everything = quantised_weights(every, next(iter(graphs.values())).looked_up())
-            write_weights(folder, {"": everything}, known.weights)
-        elif known.precision:
-            write_weights(folder, weights, known.weights)
 
 
 def describe(

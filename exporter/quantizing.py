@@ -14,7 +14,7 @@ from .bundle.open import Bundle, open_bundle
 from .bundle.rebuild import rebuild
 from .bundle.staging import Staging
 from .bundle.versions import version
-from .bundle.writing import export_files
+from .bundle.writing import export_files, write_shared
 from .cases.plan import check_level
 from .cases.user_cases import read_cases
 from .contracts.contract import CUSTOM_KIND
@@ -25,7 +25,7 @@ from .graphs.running import evaluating
 from .parity.prove import Request, prove
 from .parity.report import ParityReport
 from .parity.stored import STORED, read_stored, write_stored
-from .pipeline import ExportResult, Progress, describe, timed, write_shared
+from .pipeline import ExportResult, Progress, describe, timed
 from .quiet import quiet
 from .task.gate import task_of
 

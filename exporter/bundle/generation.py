@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -208,6 +208,30 @@ class EncoderDecoderSearch:
         # The length with the end token; a result that was cut off has none.
         counted = np.minimum(lengths + 1, longest)
         return tokens[:, None], lengths, scores / counted**options.length_penalty
+
+
+def search_graph(graphs: Collection[str], num_beams: int = 1) -> str:
+    """The graph that decodes fastest with so many beams, as :func:`open_search` takes it; empty if there is none."""
+    for name in ("greedy", "generate") if num_beams == 1 else ("generate",):
+        if name in graphs:
+            return name
+    return "decoder" if num_beams == 1 and {"encoder", "decoder"} <= set(graphs) else ""
+
+
+def open_search(
+    name: str, opened: Callable[[str], Runtime], contracts: Mapping[str, Contract], ids: dict[str, int]
+) -> Search:
+    """The search with the graph ``name``: ``greedy``, ``generate``, or ``decoder`` for encoder and decoder.
+
+    Args:
+        name: of the graph.
+        opened: opens a graph by its name.
+        contracts: of the graphs, by name.
+        ids: ``pad``, ``bos`` and ``eos``.
+    """
+    if name == "decoder":
+        return EncoderDecoderSearch(opened("encoder"), opened("decoder"), ids)
+    return GraphSearch(opened(name), contracts[name])
 
 
 def batches_of(sources: Sequence[Sequence[int]], batch_size: int) -> Iterator[list[int]]:

@@ -17,9 +17,9 @@ import numpy as np
 
 from ..cases.case import Array
 from ..contracts.contract import Contract
-from ..errors import BundleError
+from ..errors import BundleError, OptionError
 from ..formats.onnx.storage import read_header
-from ..formats.table import FORMATS
+from ..formats.table import FORMATS, PRECISIONS
 from .typed import fits
 
 MANIFEST = "manifest.json"
@@ -202,6 +202,21 @@ def read_manifest(folder: Path) -> Manifest:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
         raise BundleError(f"{path} is damaged: {reason}", REBUILD) from error
+
+
+def onnx_format(folder: Path, manifest: Manifest, precision: str | None) -> str:
+    """The format of the ONNX files to run: those of a precision, or for None the first that the bundle has.
+
+    Raises:
+        OptionError: if it has none of this precision.
+    """
+    present = [name for name, known in PRECISIONS.items() if manifest.of_format(known)]
+    if precision is None:
+        return PRECISIONS[present[0]] if present else "onnx"
+    if precision not in present:
+        have = f"choose from {', '.join(present)}" if present else "mytx-export onnx makes some"
+        raise OptionError(f"{folder} has no ONNX files in {precision}", have)
+    return PRECISIONS[precision]
 
 
 def _refuse_constant(constant: str) -> None:

@@ -11,24 +11,23 @@ from typing import Any
 from ...models.vocab import Vocabulary
 from ..contracts.contract import CUSTOM_KIND, GRAPHS
 from ..errors import BundleError, OptionError, first_line
-from ..formats.table import PRECISIONS
 from ..runtimes.onnxruntime import OnnxRuntime, RuntimeOptions
 from .generation import (
     DEFAULT_BATCH,
-    EncoderDecoderSearch,
     Generation,
-    GraphSearch,
     Hypothesis,
     Search,
     SearchOptions,
     batches_of,
     hypotheses_of,
     listed_inputs,
+    open_search,
     padded,
+    search_graph,
     whole_number,
 )
 from .integrity import check_files
-from .manifest import REBUILD, GraphEntry, Manifest, read_manifest
+from .manifest import REBUILD, GraphEntry, Manifest, onnx_format, read_manifest
 from .staging import recover
 from .typed import fits
 
@@ -64,18 +63,7 @@ def open_bundle(
         raise BundleError(f"parity of {folder} failed when it was made", "see its parity.json, and do not deploy it")
     if check:
         check_files(folder, manifest)
-    return Bundle(folder, manifest, options or RuntimeOptions(), _format_of(folder, manifest, precision))
-
-
-def _format_of(folder: Path, manifest: Manifest, precision: str | None) -> str:
-    """The format of the ONNX files to run."""
-    present = [name for name, known in PRECISIONS.items() if manifest.of_format(known)]
-    if precision is None:
-        return PRECISIONS[present[0]] if present else "onnx"
-    if precision not in present:
-        have = f"choose from {', '.join(present)}" if present else "mytx-export onnx makes some"
-        raise OptionError(f"{folder} has no ONNX files in {precision}", have)
-    return PRECISIONS[precision]
+    return Bundle(folder, manifest, options or RuntimeOptions(), onnx_format(folder, manifest, precision))
 
 
 class Bundle:
@@ -111,7 +99,7 @@ class Bundle:
                 raise BundleError(f"onnxruntime cannot load {path}: {first_line(error)}", REBUILD) from error
         return self._open[name]
 
-    @property
+    @cached_property
     def graphs(self) -> dict[str, GraphEntry]:
         """The manifest's entries of the ONNX files that it runs, by the name of the graph."""
         return self.manifest.of_format(self.format)
@@ -122,14 +110,13 @@ class Bundle:
         Raises:
             BundleError: if the bundle does not have it.
         """
-        graphs = self.graphs
-        if name not in graphs:
-            have = ", ".join(graphs)
+        if name not in self.graphs:
+            have = ", ".join(self.graphs)
             hint = f"export it with --component {name}" if name in GRAPHS else f"choose from {have}"
             raise BundleError(
                 f"{self.folder} has no {name or repr(name)} graph in ONNX{f', only {have}' if have else ''}", hint
             )
-        return graphs[name]
+        return self.graphs[name]
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -188,9 +175,8 @@ class Bundle:
             BundleError: if the bundle lacks the graph, or a vocabulary for texts.
             MytxError: for characters that the vocabulary does not have.
         """
-        options = self.check_options(
-            SearchOptions(num_beams, max_length, min_length, length_penalty, num_hypotheses), batch_size
-        )
+        asked = SearchOptions(num_beams, max_length, min_length, length_penalty, num_hypotheses)
+        options = self.check_options(asked, batch_size)
         search = self.search(self._search_graph(num_beams))
         sources = [self._source(item, pad_to) for item in listed_inputs(inputs)]
         found: list[list[tuple[tuple[int, ...], float]]] = [[((), 0.0)] * num_hypotheses for _ in sources]
@@ -203,8 +189,7 @@ class Bundle:
                 found[place] = rows
             done += len(places)
             progress(done)
-        text = self._text
-        return [Generation(tuple(Hypothesis(ids, score, text(ids)) for ids, score in rows)) for rows in found]
+        return [Generation(tuple(Hypothesis(ids, score, self._text(ids)) for ids, score in rows)) for rows in found]
 
     def check_options(self, options: SearchOptions, batch_size: int = DEFAULT_BATCH) -> SearchOptions:
         """The options with ``max_length`` filled in, after the checks of :meth:`generate` that need no inputs.
@@ -279,14 +264,8 @@ class Bundle:
 
     def _search_graph(self, num_beams: int) -> str:
         """The name of the graph that decodes with ``num_beams`` beams, as :meth:`search` takes it."""
-        graphs = self.graphs
-        names = ("greedy", "generate") if num_beams == 1 else ("generate",)
-        for name in names:
-            if name in graphs:
-                return name
-        if num_beams == 1 and {"encoder", "decoder"} <= set(graphs):
-            return "decoder"
-        return self.entry(names[0]).contract.graph  # raises an error that names the graph
+        missing = "greedy" if num_beams == 1 else "generate"
+        return search_graph(self.graphs, num_beams) or self.entry(missing).contract.graph  # raises an error
 
     def search(self, name: str) -> Search:
         """The search with the graph ``name``: ``greedy``, ``generate``, or ``decoder`` for encoder and decoder.
@@ -294,9 +273,7 @@ class Bundle:
         Raises:
             BundleError: if the bundle does not have the graph.
         """
-        if name == "decoder":
-            return EncoderDecoderSearch(self.graph("encoder"), self.graph("decoder"), self._ids)
-        return GraphSearch(self.graph(name), self.entry(name).contract)
+        return open_search(name, self.graph, {name: self.entry(name).contract}, self._ids)
 
     def _source(self, item: str | Sequence[int], pad_to: int | None) -> list[int]:
         """The ids of a text, or the given ids after a check, with padding up to ``pad_to``."""

@@ -14,7 +14,10 @@ from torch import nn
 
 from ...models import Model, load_model, save_model
 from ...models.checkpoints.values import is_finite
+from ..cases.case import Array
 from ..errors import ExportError
+from ..formats.onnx.shared_weights import write_weights
+from ..formats.quantisation import quantised_weights
 from ..formats.table import FORMATS, ExportOptions
 from ..graphs.graph import Graph
 from ..graphs.model_graphs import graphs_of
@@ -71,6 +74,23 @@ def export_files(
         return
     assert isinstance(model, Model)
     _export_in_processes(model, graphs, tasks, folder, options, masks, jobs, progress)
+
+
+def weights_of(graphs: dict[str, Graph]) -> dict[str, dict[str, Array]]:
+    """The weights of each graph, by name. The arrays share the model's memory."""
+    return {name: {key: tensor.numpy() for key, tensor in graph.weights().items()} for name, graph in graphs.items()}
+
+
+def write_shared(folder: Path, graphs: dict[str, Graph], formats: Sequence[str]) -> None:
+    """Write the weights that ONNX files share, a file for each precision among ``formats``."""
+    weights = weights_of(graphs)
+    for known in map(FORMATS.__getitem__, formats):
+        if known.made_of:
+            every = {name: array for own in weights.values() for name, array in own.items()}
+            everything = quantised_weights(every, next(iter(graphs.values())).looked_up())
+            write_weights(folder, {"": everything}, known.weights)
+        elif known.precision:
+            write_weights(folder, weights, known.weights)
 
 
 def _export_in_processes(

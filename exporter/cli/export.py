@@ -12,6 +12,7 @@ import click
 
 from ..contracts.contract import GRAPHS
 from ..formats.table import FORMATS, PRECISIONS
+from .custom import check_custom, make_custom
 from .options import (
     case_option,
     checkpoint_options,
@@ -27,7 +28,6 @@ from .options import (
 from .output import PARITY_FAILED, PASSED, causes, show
 
 if TYPE_CHECKING:
-    from ..graphs.exportable import Exportable
     from ..pipeline import ExportResult
 
 TORCHSCRIPT_IS_DEPRECATED = (
@@ -222,7 +222,7 @@ def _export(
     if checkpoint and also:
         raise click.UsageError("CHECKPOINT and --checkpoint mean the same: give one.")
     checkpoint = checkpoint or also
-    _check_custom(factory, contract, reference, checkpoint, no_verify, reading)
+    check_custom(factory, contract, reference, checkpoint, no_verify, reading)
     if no_verify and (task_data is not None or target_agreement is not None):
         raise click.UsageError("--no-verify compares nothing: leave out --task-data and --target-agreement.")
     if factory is None and (unknown := [name for name in components if name not in GRAPHS]):
@@ -245,7 +245,7 @@ def _export(
     check_opset(opset)
     settings: dict[str, Any] = {}
     if factory is not None:
-        model: Any = _custom(factory, checkpoint, contract, verbose, progress)
+        model: Any = make_custom(factory, checkpoint, contract, verbose, progress)
     else:
         from ...models import Vocabulary, find_vocab, load_checkpoint
         from ..quiet import quiet
@@ -284,44 +284,3 @@ def _export(
         progress=progress,
         **settings,
     )
-
-
-def _check_custom(
-    factory: str | None,
-    contract: Path | None,
-    reference: str | None,
-    checkpoint: Path | None,
-    no_verify: bool,
-    reading: dict[str, Any],
-) -> None:
-    """Raise UsageError for options that exclude each other."""
-    if factory is None and contract is not None:
-        raise click.UsageError("--contract is for --model: mytx knows the contracts of its own models.")
-    if factory is not None and reference is not None:
-        raise click.UsageError("--model is itself the reference: omit --reference.")
-    if factory is not None and (given := [name for name, value in reading.items() if value not in (None, (), False)]):
-        raise click.UsageError(f"--{given[0].removesuffix('s').replace('_', '-')} is for checkpoints without --model.")
-    if reference is not None and checkpoint is None:
-        raise click.UsageError("--reference needs a CHECKPOINT.")
-    if reference is not None and no_verify:
-        raise click.UsageError("--reference and --no-verify exclude each other.")
-
-
-def _custom(
-    factory: str, checkpoint: Path | None, contract: Path | None, verbose: bool, progress: Callable[[str], None]
-) -> Exportable:
-    from ..graphs.exportable import custom_model
-    from ..graphs.inferred import infer_graphs
-    from ..graphs.user_code import load_weights, make_module, read_contract, signature_of
-    from ..quiet import quiet
-
-    progress(f"Making {factory}")
-    with quiet(verbose):
-        module = make_module(factory)
-        if checkpoint is not None:
-            load_weights(module, checkpoint, factory)
-        graphs = read_contract(contract, module) if contract else infer_graphs(module)
-        subject = custom_model(module, graphs, source=factory)
-    for item in graphs if contract is None else ():
-        click.echo(f"{item.contract.graph}: {signature_of(item.contract)}", err=True)
-    return subject

@@ -126,6 +126,8 @@ def parity_page(
         files=manifest.files,
         manifest_sha256=manifest_sha256,
         here=here,
+        task=report.task if report else (),
+        rounded=any(FORMATS[row.format].made_of for row in report.graphs if row.format in FORMATS) if report else False,
         factor=FACTOR,
         exact=EXACT,
         checks=NAMES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +14,14 @@ from ...models.sequence import SequenceModel
 from ...models.vocab import by_character
 from ..bundle.generation import (
     DEFAULT_BATCH,
-    EncoderDecoderSearch,
-    GraphSearch,
     Results,
     Search,
     SearchOptions,
     batches_of,
     hypotheses_of,
+    open_search,
     padded,
+    search_graph,
 )
 from ..cases.case import Array
 from ..errors import OptionError
@@ -107,9 +107,12 @@ class Task:
         return tuple(self._check(known, folder, float32, progress) for known in self._formats)
 
     def _check(self, known: Format, folder: Path, float32: Decoded, progress: Progress) -> TaskReport:
-        name = known.file(search_graph(self._graphs))
+        graph = search_graph(self._graphs)
+        name = known.file(graph)
         progress(f"Decoding {self.data.name} with {name}")
-        other = decode(open_search(known, self._graphs, folder, self._ids), self.data, self._options, self._ids["pad"])
+        contracts = {key: item.contract for key, item in self._graphs.items()}
+        search = open_search(graph, lambda key: OnnxRuntime.open(folder / known.file(key)), contracts, self._ids)
+        other = decode(search, self.data, self._options, self._ids["pad"])
         pairs = list(zip(float32, other, strict=True))
         edits = sum(distance(one[0], two[0]) for one, two in pairs)
         tokens = sum(max(len(one[0]), len(two[0])) for one, two in pairs)
@@ -143,24 +146,6 @@ class Task:
             )
         tokens, lengths, scores, _ = (tensor.numpy() for tensor in found)
         return tokens, lengths, scores
-
-
-def search_graph(graphs: Collection[str]) -> str:
-    """The graph that searches greedily fastest; empty if none does."""
-    found = [name for name in ("greedy", "generate") if name in graphs]
-    return found[0] if found else "decoder" if {"encoder", "decoder"} <= set(graphs) else ""
-
-
-def open_search(known: Format, graphs: Mapping[str, Graph], folder: Path, ids: dict[str, int]) -> Search:
-    """The search of :func:`search_graph` with the files of a format."""
-
-    def opened(name: str) -> OnnxRuntime:
-        return OnnxRuntime.open(folder / known.file(name))
-
-    name = search_graph(graphs)
-    if name == "decoder":
-        return EncoderDecoderSearch(opened("encoder"), opened("decoder"), ids)
-    return GraphSearch(opened(name), graphs[name].contract)
 
 
 def decode(search: Search, data: TaskData, options: SearchOptions, pad: int) -> Decoded:

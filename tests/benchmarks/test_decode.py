@@ -28,13 +28,15 @@ def small_model() -> TranslationModel:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     model = small_model()
     model.classification.bias.data[model.config.eos_id] = NEVER
-    return Files.write(model, tmp_path_factory.mktemp("decode"), beams=True, plain=True, optimum=False)
+    return Files.write(
+        model, tmp_path_factory.mktemp("decode"), ["fp32", "int8"], beams=True, plain=True, optimum=False
+    )
 
 
 def test_engines_give_the_same(files: Files) -> None:
     sources = [*random_sources(files.model, 2, 5), *random_sources(files.model, 1, 3)]
     for beams in (1, 2):
-        engines = [mytx_engine(files, 1, beams > 1), ct2_engine(files, 1, "float32")]
+        engines = [mytx_engine(files, "fp32", 1, beams > 1), ct2_engine(files, 1, "float32")]
         if beams == 1:
             engines.append(plain_engine(files, 1))
         first, *others = [engine(sources, beams, 6) for engine in engines]
@@ -43,15 +45,27 @@ def test_engines_give_the_same(files: Files) -> None:
 
 
 def test_a_row_has_ratios_and_the_share_of_the_bandwidth(files: Files) -> None:
-    engines = {"mytx": mytx_engine(files, 1, False), "ctranslate2": ct2_engine(files, 1, "float32")}
+    engines = {"mytx": mytx_engine(files, "fp32", 1, False), "ctranslate2": ct2_engine(files, 1, "float32")}
     row = measure(engines, files, random_sources(files.model, 1, 5), 1, 4, 1, 1)
     assert row["steps"] == 4
     assert row["same_as_ctranslate2"] == 1
     assert row["ratio_to_ctranslate2"] > 0
     assert row["share_of_bandwidth"] > 0
-    rows = [{"model": "tiny", **row}, {"model": "tiny", **row, "ratio_to_ctranslate2": 4 * row["ratio_to_ctranslate2"]}]
+    row |= {"model": "tiny", "precision": "fp32"}
+    rows = [row, {**row, "ratio_to_ctranslate2": 4 * row["ratio_to_ctranslate2"]}]
     assert summary(rows)["mean_ratio_to_ctranslate2"] == pytest.approx(2 * row["ratio_to_ctranslate2"], abs=2e-3)
     assert len(markdown(rows).splitlines()) == 4
+
+
+def test_the_engine_of_int8_runs_the_file_of_int8(files: Files) -> None:
+    sources = random_sources(files.model, 4, 5)
+    found = mytx_engine(files, "int8", 1, True)(sources, 2, 6)
+    assert [len(ids) for ids in found] == [6] * 4
+    assert 0.2 < decoded_bytes(files.model, "int8") / decoded_bytes(files.model) < 0.35
+    (files.folder / "generate.int8.onnx").rename(files.folder / "away")
+    with pytest.raises(Exception, match=r"generate\.int8\.onnx"):
+        mytx_engine(files, "int8", 1, True)
+    (files.folder / "away").rename(files.folder / "generate.int8.onnx")
 
 
 def test_a_step_reads_all_of_the_decoder_but_the_memorys_projections_and_embeddings() -> None:
