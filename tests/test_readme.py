@@ -30,6 +30,7 @@ BLOCKS = {
     "docs/equality.md": {"sh": 3},
     "docs/files.md": {},
     "docs/library.md": {"python": 1},
+    "docs/precision.md": {"sh": 1, "python": 1},
     "docs/speed.md": {},
     "docs/troubleshooting.md": {},
 }
@@ -82,7 +83,7 @@ def test_the_code_for_node_runs_as_it_stands():
 def test_there_is_something_to_run():
     found = {page: [kind for kind, _ in blocks(page)] for page in PAGES}
     assert {page: {kind: kinds.count(kind) for kind in kinds} for page, kinds in found.items()} == BLOCKS
-    assert len(RUN) == 6
+    assert len(RUN) == 7
 
 
 def test_the_recipe_for_github_runs_the_commands_that_are_run_here():

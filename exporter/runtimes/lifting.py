@@ -85,10 +85,13 @@ class MatMul(OpRun):
 
 
 class DynamicQuantizeLinear(OpRun):
-    """No rounding: the activations themselves, in steps of 1 from 0."""
+    """Scale and zero point as they are, and no rounding: what reads those of other activations is wrong here, too."""
 
-    def _run(self, x: Array) -> tuple[Array, Array, Array]:
-        return x, np.ones((), np.float64), np.zeros((), np.float64)
+    def _run(self, x: Any) -> tuple[Array, Array, Array]:
+        low, high = min(0.0, float(x.min(initial=0.0))), max(0.0, float(x.max(initial=0.0)))
+        scale = (high - low) / 255 or 1.0
+        zero = np.rint(-low / scale)
+        return x / scale + zero, np.array(scale), np.array(zero)
 
 
 class MatMulInteger(OpRun):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fault_int8
 import fault_interfaces
 import fault_layers
 import fault_masks
@@ -31,6 +32,7 @@ FAULTS: tuple[Fault, ...] = tuple(
         fault_models,
         fault_steps,
         fault_searches,
+        fault_int8,
     )
     for entry in module.FAULTS
 )

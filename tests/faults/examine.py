@@ -12,6 +12,7 @@ from exported_models import Exported
 from fault import Fault
 from mytx.exporter.cases.plan import few_cases
 from mytx.exporter.errors import MytxError
+from mytx.exporter.formats.table import FORMATS, PRECISIONS
 from mytx.exporter.locate.places import locate
 from mytx.exporter.parity.report import GraphReport
 from rules import allclose_flags, torch_verify_flags
@@ -54,7 +55,7 @@ def examine(
 
     With ``others`` also the other rules. How far the fault moves the reference is told exactly up to ``enough``.
     """
-    subject = Subject(exported, fault.graph, folder)
+    subject = Subject(exported, fault.graph, folder, FORMATS[PRECISIONS[fault.precision]])
     fault.plant(subject)
     start = time.perf_counter()
     reports, messages = [], []

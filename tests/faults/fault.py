@@ -16,13 +16,14 @@ class Fault:
         name: what is wrong, in words; unique.
         kind: ``weights``, ``masks``, ``positions``, ``epsilon``, ``activation``, ``softmax``, ``values``, ``NaN``,
             ``shapes``, ``dtypes``, ``names``, ``files``, ``rewrites``, ``tracing``, ``runtime``, ``model``, ``plan``,
-            ``steps``, ``searches`` or ``layers``.
+            ``steps``, ``searches``, ``layers`` or ``quantisation``.
         plant: changes the subject that it is given.
         checks: the checks that find it, in all reports together: exactly these.
         graph, model: where it is planted; the model is one of ``exported_models.EVERY_KIND``.
         words: what one of the findings must say.
         place: the module that is at fault, where there is one; the report or ``locate`` must name it.
         small: it moves the float64 reference by no more than 10 noises in any case, or is in no number at all.
+        precision: of the file.
         others: whether it is put to other tools' rules too, which have no plan and no reference of their own.
     """
 
@@ -35,6 +36,7 @@ class Fault:
     words: str = ""
     place: str | None = None
     small: bool = False
+    precision: str = "fp32"
     others: bool = True
 
 

@@ -18,6 +18,7 @@ from torch import Generator, Tensor, nn
 from exported_models import KINDS, lively, plain, shaken, translation
 from mytx.exporter.formats.onnx import export as onnx_format
 from mytx.exporter.formats.onnx import files as onnx_files
+from mytx.exporter.formats.onnx import int8
 from mytx.exporter.formats.table import ExportOptions
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.model_graphs import graphs_of
@@ -136,6 +137,13 @@ WEIGHTS: dict[str, Draw] = {
     "sparse, other seed": _as_trained(_sparse),
     "on a grid": _as_trained(_on_a_grid),
 }
+IN_INT8 = (
+    "normal, 0.1",
+    "heavy tails",
+    "sparse",
+    "as trained",
+    "in bfloat16",
+)  # sets whose files are made in int8, too
 TRAINED: dict[str, Draw] = {"as trained": _as_it_is, "tuned": _tuned, "pruned": _pruned, "in bfloat16": _in_bfloat16}
 
 
@@ -162,6 +170,7 @@ class Honest:
         verdict: ``passed``, ``not judged`` (PyTorch's own float32 is too far off), or ``false alarm``.
         compared: output elements.
         worst_ratio, worst_structure: the largest factors, of 4 and of 0.1.
+        int8: whether its files in int8 were verified, too.
         torch_verify, allclose: whether the other rules raise a false alarm.
         findings: what was said.
     """
@@ -174,6 +183,7 @@ class Honest:
     worst_structure: float
     torch_verify: bool
     allclose: bool
+    int8: bool = False
     findings: tuple[str, ...] = ()
 
 
@@ -201,7 +211,10 @@ def examine_honest(
             for graph in graphs.values():
                 honest = exported(graph.name) if exported else Path(made) / f"{graph.name}.onnx"
                 _patch(graph, honest, Path(patched))
-            report, _ = prove(model, graphs, ["onnx"], Path(patched), Request(), timed=lambda stage: nullcontext())
+            formats = ["onnx", "int8"] if weights in IN_INT8 else ["onnx"]
+            for graph in graphs if "int8" in formats else ():
+                int8.export(graphs, graph, Path(patched), ExportOptions())
+            report, _ = prove(model, graphs, formats, Path(patched), Request(), timed=lambda stage: nullcontext())
             yield _judge(name, weights, report, graphs, Path(patched))
 
 
@@ -231,5 +244,8 @@ def _judge(name: str, weights: str, report: ParityReport, graphs: dict[str, Grap
         worst_structure=max(exact, default=np.nan),
         torch_verify=any(others[0]),
         allclose=any(others[1]),
-        findings=tuple(f"{row.graph}, {row.runtime}: {item.message}" for row in failed for item in row.findings[:1]),
+        int8=any(row.format == "int8" for row in report.graphs),
+        findings=tuple(
+            f"{row.graph}, {row.format}, {row.runtime}: {item.message}" for row in failed for item in row.findings[:1]
+        ),
     )

@@ -17,12 +17,14 @@ from onnx import GraphProto, ModelProto
 from exported_models import Exported
 from mytx.exporter.cases.case import Case, small
 from mytx.exporter.contracts.contract import Contract
-from mytx.exporter.formats.table import FORMATS
+from mytx.exporter.formats.table import FORMATS, Format
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.parity.compare import Comparison, Expected, compare_case
 from mytx.exporter.parity.noise import Noise
+from mytx.exporter.parity.prove import weights_of_file
+from mytx.exporter.parity.quantised import Truth, dequantised
 from mytx.exporter.parity.reference import compute_references, measure_more
-from mytx.exporter.parity.report import GraphReport
+from mytx.exporter.parity.report import Finding, GraphReport
 from mytx.exporter.parity.search_reference import measure_search
 from mytx.exporter.parity.verify import verify_file
 from mytx.exporter.parity.weights import find_weights
@@ -45,6 +47,7 @@ class Subject:
         exported: the model and its honest files, which stay as they are.
         graph: which of them is examined.
         folder: for files with faults; with the graph's own and, for ``full``, those of its halves.
+        known: the format of the files.
         plan, expected, runs: as :func:`~mytx.exporter.parity.prove.prove` would make them.
         noise: which holds the plan and the references, where they are not those of a fault.
         found: whether the weights of the file are checked.
@@ -56,6 +59,7 @@ class Subject:
     exported: Exported
     graph: str
     folder: Path
+    known: Format = ONNX
     plan: list[Case] = field(default_factory=list)
     expected: list[dict[str, Expected]] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
@@ -63,18 +67,21 @@ class Subject:
     wrap: Wrap | None = None
     stepped: Callable[[Runtime, Runtime], Runtime] | None = None
     noise: Noise = field(init=False)
+    noises: list[tuple[Truth, Noise]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         names = self.exported.graphs if self.graph == "full" else [self.graph]
         for name in names:
-            shutil.copy(self.exported.path(name), self.file(name))
-        self.noise = self.exported.noise(self.graph)
+            honest = self.exported.int8_path(name) if self.known.made_of else self.exported.path(name)
+            shutil.copy(honest, self.file(name))
+        self.noises = self.exported.int8_noises(self.graph) if self.known.made_of else []
+        self.noise = self.noises[-1][1] if self.noises else self.exported.noise(self.graph)  # int8: without rounding
         self.plan, self.expected = self.noise.plan, self.noise.references
-        self.runs = runs_of(ONNX, self.contract, names, self.folder)
+        self.runs = runs_of(self.known, self.contract, names, self.folder)
 
     def file(self, name: str) -> Path:
-        return self.folder / ONNX.file(name)
+        return self.folder / self.known.file(name)
 
     @property
     def path(self) -> Path:
@@ -112,7 +119,9 @@ class Subject:
 
     def verify(self) -> list[GraphReport]:
         """The reports of the standard plan."""
-        found = find_weights("onnx", self.path, self.exported.weights(self.graph))
+        found = find_weights(self.known.name, self.path, weights_of_file(self.known, self.honest_graph))
+        if self.noises:
+            return self._verify_int8(found)
         graph = self.reference or self.honest_graph
         more = measure_search if self.contract.searches else measure_more
         planted = self.expected is not self.noise.references or self.plan is not self.noise.plan
@@ -129,14 +138,32 @@ class Subject:
             settle=None if planted else self.noise.settle,  # it would put the right references in their place
         )
 
+    def _verify_int8(self, found: list[Finding]) -> list[GraphReport]:
+        with dequantised(self.exported.model):
+            return [
+                report
+                for truth, noise in self.noises
+                for report in verify_file(
+                    self.path,
+                    self.contract,
+                    noise.plan,
+                    noise.references,
+                    [run for run in self.runs if truth.takes(run)],
+                    format_name=self.known.name,
+                    found=found,
+                    measure=noise.more,
+                    settle=noise.settle,
+                )
+            ]
+
     def moved(self, enough: float = math.inf) -> float:
         """How far the fault moves the float64 reference, in noises of float32, in the case where it is furthest.
 
         Infinite where there is no number to compare: a wrong shape, NaN, or no output at all. More than ``enough`` need
         not be told exactly: the cases after it are left out.
         """
-        plan, honest = self.exported.plan(self.graph), self.exported.expected(self.graph)
         if self.reference is not None:
+            plan, honest = self.exported.plan(self.graph), self.exported.expected(self.graph)
             faulty = compute_references(self.exported.model, self.reference, plan)
             return max(_distance(outputs, expected) for outputs, expected in zip(faulty, honest, strict=True))
         ways = [False, True] if self.file("decoder").exists() and self.graph == "full" else [False]
@@ -172,7 +199,10 @@ class Subject:
         if runtime is None:
             return math.inf
         runtime = self.wrap(runtime) if self.wrap else runtime
-        pairs = pairs or zip(self.exported.plan(self.graph), self.exported.expected(self.graph), strict=True)
+        honest = (self.noise.plan, self.noise.references)
+        if not self.noises:
+            honest = (self.exported.plan(self.graph), self.exported.expected(self.graph))
+        pairs = pairs or zip(*honest, strict=True)
         chosen = [(case, outputs) for case, outputs in pairs if takes is None or takes(case)]
         worst = 0.0
         for start in range(0, len(chosen), FEW):

@@ -64,7 +64,6 @@ def to_integers(model: ir.Model, matrices: AbstractSet[str], looked_up: Collecti
             rewriter.take(graph, name)
     for node in [node for graph in list(model.graphs()) for node in graph]:
         rewriter.rewrite(node)
-    passes.RemoveUnusedNodesPass()(model)
     rewriter.keep_floats()
     passes.RemoveUnusedNodesPass()(model)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,12 +17,14 @@ from mytx.exporter.cases.identities import whole_plan
 from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.formats.onnx import export as onnx_format
 from mytx.exporter.formats.onnx import files as onnx_files
-from mytx.exporter.formats.table import FORMATS, PLAIN
+from mytx.exporter.formats.onnx import int8
+from mytx.exporter.formats.table import FORMATS, PLAIN, ExportOptions
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.compare import Expected
 from mytx.exporter.parity.noise import Noise
 from mytx.exporter.parity.prove import weights_of_file
+from mytx.exporter.parity.quantised import Truth, dequantised, truths
 from mytx.exporter.parity.reference import compute_references
 from mytx.exporter.parity.report import GraphReport
 from mytx.exporter.parity.search_reference import search_references
@@ -122,6 +125,7 @@ class Exported:
         self._plans: dict[str, list[Case]] = {}
         self._expected: dict[str, list[dict[str, Expected]]] = {}
         self._noise: dict[str, Noise] = {}
+        self._int8_noises: dict[str, list[tuple[Truth, Noise]]] = {}
 
     def raw(self, name: str) -> ir.Model:
         """A graph as it is exported or composed, before the finish."""
@@ -141,6 +145,26 @@ class Exported:
         path = self.folder / f"{name}.onnx"
         return made_once(path, lambda new: onnx_format.save(self.finished(name), new))
 
+    def int8_path(self, name: str) -> Path:
+        """The saved file in int8."""
+
+        def make(new: Path) -> None:
+            shutil.copy(self.path(name), new.parent)
+            int8.export(self.every, name, new.parent, ExportOptions(producer="0.0.0"))
+
+        self.path(name)
+        return made_once(self.folder / int8.INT8.file(name), make)
+
+    def int8_noises(self, name: str) -> list[tuple[Truth, Noise]]:
+        """What the file in int8 is held against, as a proof has it. To be used inside of ``dequantised(model)``."""
+        if name not in self._int8_noises:
+            with dequantised(self.model):
+                self._int8_noises[name] = [
+                    (truth, Noise(self.model, truth.graph, truth.plan, other=truth.other))
+                    for truth in truths(int8.INT8, self.every[name], self.plan(name))
+                ]
+        return [(truth, _copied(noise)) for truth, noise in self._int8_noises[name]]
+
     def contract(self, name: str) -> Contract:
         return self.every[name].contract
 
@@ -159,9 +183,7 @@ class Exported:
         """The references of the plan as an export has them: the noise of most cases measured by one run."""
         if name not in self._noise:
             self._noise[name] = Noise(self.model, self.every[name], self.plan(name))
-        kept = copy.copy(self._noise[name])
-        kept.plan, kept.references, kept._settled = list(kept.plan), list(kept.references), set(kept._settled)
-        return kept
+        return _copied(self._noise[name])
 
     def references(self, name: str, plan: list[Case]) -> list[dict[str, Expected]]:
         """The references of other cases."""
@@ -177,6 +199,12 @@ class Exported:
         found = find_weights("onnx", path, self.weights(name))
         plan, expected = self.plan(name), self.expected(name)
         return verify_file(path, self.contract(name), plan, expected, onnx_runs.runs(), format_name="onnx", found=found)
+
+
+def _copied(noise: Noise) -> Noise:
+    kept = copy.copy(noise)
+    kept.plan, kept.references, kept._settled = list(kept.plan), list(kept.references), set(kept._settled)
+    return kept
 
 
 Exports = Callable[[str], Exported]
