@@ -93,7 +93,9 @@ def quantize_bundle(
         report = _together(bundle, found) if verified else found
         if task:
             with timed(seconds, "task"):
-                report = replace(report, task=(*report.task, *task.check(staging.path, progress)))
+                new = task.check(staging.path, progress)
+                old = [one for one in report.task if one.file not in {other.file for other in new}]
+                report = replace(report, task=(*old, *new))
         if verified:
             stored |= read_stored(bundle.folder / STORED)
         write_stored(staging.path / STORED, stored)

@@ -55,6 +55,7 @@ class BundleCheck:
             "passed": self.passed,
             "bundle": str(self.bundle),
             "graphs": self.report.to_dict(details=False)["graphs"],
+            "task": [one.to_dict() for one in self.report.task],
             "manifest_sha256": self.manifest_sha256,
             "seconds": self.seconds,
         }
@@ -108,7 +109,7 @@ def verify_bundle(
 
 
 def with_earlier(report: ParityReport, bundle: Bundle) -> ParityReport:
-    """Add to ``report`` what failed during the export and passes now.
+    """Add to ``report`` what failed during the export and passes now, and what the task gave then.
 
     Passing now does not prove that it is right: there are fewer cases, and no model or ``--reference`` class.
 
@@ -116,19 +117,21 @@ def with_earlier(report: ParityReport, bundle: Bundle) -> ParityReport:
         BundleError: if the report in the manifest is damaged.
     """
     try:
-        earlier = ParityReport.from_dict({"graphs": bundle.manifest.parity.get("graphs", [])}).graphs
-        if not fits(earlier, tuple[GraphReport, ...]):
+        parity = bundle.manifest.parity
+        before = ParityReport.from_dict({"graphs": parity.get("graphs", []), "task": parity.get("task", [])})
+        earlier = before.graphs
+        if not fits(before, ParityReport) or not all(one.sentences > 0 for one in before.task):
             raise TypeError("a value is not of its type")
     except (LookupError, TypeError, ValueError) as error:
         raise BundleError(f"the report in {bundle.folder / MANIFEST} is damaged", "export the bundle again") from error
-    if bundle.manifest.parity["passed"] is False and all(row.passed for row in earlier):
+    if parity["passed"] is False and all(row.passed for row in (*earlier, *before.task)):
         raise BundleError(
             f"{bundle.folder / MANIFEST} says that parity failed, and not where", "do not deploy it: export it again"
         )
     failing = {(row.graph, row.format, row.runtime) for row in report.graphs if not row.passed}
     more = [row for row in earlier if not row.passed and (row.graph, row.format, row.runtime) not in failing]
     found = [replace(row, runtime=row.runtime + EARLIER) for row in more]
-    return ParityReport((*report.graphs, *found))
+    return ParityReport((*report.graphs, *found), before.task)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def read_task(path: Path, vocabulary: Vocabulary | None, *, ids: int, longest: i
         OptionError: if the file cannot be read, has no sentences, or a line does not fit; the error names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors put a mark at the beginning
     except UnicodeDecodeError as error:
         raise OptionError(
             f"{path} is not UTF-8: {error.reason} at byte {error.start}", "convert it to UTF-8"

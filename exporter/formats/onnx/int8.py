@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ def export(graphs: Mapping[str, Graph], name: str, folder: Path, options: Export
     save(model, folder / INT8.file(name), INT8.weights)
 
 
-def to_integers(model: ir.Model, matrices: AbstractSet[str], looked_up: Collection[str] = ()) -> None:
+def to_integers(model: ir.Model, matrices: Collection[str], looked_up: Collection[str] = ()) -> None:
     """Replace the initializers called ``matrices`` by integers and scales, and change what reads them, in place.
 
     Args:
@@ -60,7 +59,7 @@ def to_integers(model: ir.Model, matrices: AbstractSet[str], looked_up: Collecti
     """
     rewriter = _Rewriter(looked_up)
     for graph in model.graphs():
-        for name in matrices & graph.initializers.keys():
+        for name in [name for name in graph.initializers if name in matrices]:  # in their order, which sets have not
             rewriter.take(graph, name)
     for node in [node for graph in list(model.graphs()) for node in graph]:
         rewriter.rewrite(node)

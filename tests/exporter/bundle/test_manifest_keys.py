@@ -62,6 +62,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "model/config_sha256": (),
     "model/weights_sha256": ("bench", "locate"),  # which rebuild the model from the files, and check its weights
     "parity/graphs": (),
+    "parity/task": (),
     f"{CONTRACT}/empty_rows": (),
     f"{CONTRACT}/opened": (),
 }

@@ -123,16 +123,39 @@ def expected(demo: Bundle, graph: str, case: dict[str, Any], taken: set[str]) ->
     return demo.graph(graph).run({**arrays, **given})
 
 
-@pytest.mark.parametrize("graph", ["greedy", "generate"])
-@pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
-def test_in_node_and_webassembly(package: str, graph: str, demo: Bundle) -> None:
+def run_in_node(package: str, path: Path, many: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each case ``inputs``, the names that the graph takes there, and the outputs as flat lists."""
     node = shutil.which("node")
     if not node or subprocess.run([node, "-e", f"require('{package}')"], capture_output=True, check=False).returncode:
         pytest.skip(f"Node has no {package}: npm install it, and set NODE_PATH")
-    many = cases(demo.entry(graph).contract)
-    command = [node, str(Path(__file__).with_name("decode_in_node.js")), package, f"{demo.folder}/{graph}.onnx"]
+    command = [node, str(Path(__file__).with_name("decode_in_node.js")), package, str(path)]
     done = subprocess.run(command, input=json.dumps(many), capture_output=True, text=True, timeout=300, check=True)
-    for case, found in zip(many, json.loads(done.stdout.splitlines()[-1]), strict=True):
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def run_in_openvino(path: Path, contract: Contract, many: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As :func:`run_in_node`; the outputs are arrays."""
+    openvino = pytest.importorskip("openvino")
+    core = openvino.Core()
+    # Where the processor has bfloat16, it would be used.
+    compiled = core.compile_model(core.read_model(str(path)), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    names = {name for value in compiled.inputs for name in value.names}
+    dtypes = {spec.name: spec.dtype for spec in contract.inputs}
+    results = []
+    for case in many:
+        given = {"src": np.array(case["src"]), "src_key_padding_mask": np.array(case["mask"])}
+        given |= {name: np.array(value, dtypes[name]) for name, value in case["numbers"].items() if name in names}
+        outputs = compiled(given)
+        results.append({"inputs": names, **{key: np.array(outputs[key]) for key in ("tokens", "lengths", "scores")}})
+    return results
+
+
+@pytest.mark.parametrize("graph", ["greedy", "generate"])
+@pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
+def test_in_node_and_webassembly(package: str, graph: str, demo: Bundle) -> None:
+    many = cases(demo.entry(graph).contract)
+    for case, found in zip(many, run_in_node(package, demo.folder / f"{graph}.onnx", many), strict=True):
         ours = expected(demo, graph, case, set(found["inputs"]))
         assert found["tokens"] == ours["tokens"].ravel().tolist()
         assert found["lengths"] == ours["lengths"].ravel().tolist()
@@ -141,18 +164,10 @@ def test_in_node_and_webassembly(package: str, graph: str, demo: Bundle) -> None
 
 @pytest.mark.parametrize("graph", ["greedy", "generate"])
 def test_in_openvino(graph: str, demo: Bundle) -> None:
-    openvino = pytest.importorskip("openvino")
-    core = openvino.Core()
-    # Where the processor has bfloat16, it would be used.
-    compiled = core.compile_model(
-        core.read_model(f"{demo.folder}/{graph}.onnx"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
-    )
-    names = {name for value in compiled.inputs for name in value.names}
-    for case in cases(demo.entry(graph).contract):
-        dtypes = {spec.name: spec.dtype for spec in demo.entry(graph).contract.inputs}
-        given = {"src": np.array(case["src"]), "src_key_padding_mask": np.array(case["mask"])}
-        given |= {name: np.array(value, dtypes[name]) for name, value in case["numbers"].items() if name in names}
-        ours, found = expected(demo, graph, case, names), compiled(given)
+    contract = demo.entry(graph).contract
+    many = cases(contract)
+    for case, found in zip(many, run_in_openvino(demo.folder / f"{graph}.onnx", contract, many), strict=True):
+        ours = expected(demo, graph, case, found["inputs"])
         np.testing.assert_array_equal(found["tokens"], ours["tokens"])
         np.testing.assert_array_equal(found["lengths"], ours["lengths"])
         np.testing.assert_allclose(found["scores"], ours["scores"], atol=1e-4)

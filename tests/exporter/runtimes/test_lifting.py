@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from torch.nn import functional
 
 from mytx.exporter.cases.case import Array
-from mytx.exporter.runtimes.lifting import exact, lift_constant
+from mytx.exporter.runtimes.lifting import LiftedEvaluator, exact, lift_constant
 from mytx.exporter.runtimes.onnx_reference import OnnxReference
 from small_onnx import BOOL, FLOAT, HALF, INT, X, lifted, write
 
@@ -158,3 +158,40 @@ def test_a_branch_may_read_an_input_of_the_graph(tmp_path: Path) -> None:
     path = write(tmp_path / "m.onnx", nodes, {"w": np.array(0.1, np.float32)}, inputs=inputs)
     np.testing.assert_array_equal(lifted(path, x=X, condition=np.array(False)), -X.astype(np.float64))
     np.testing.assert_array_equal(lifted(path, x=X, condition=np.array(True)), X.astype(np.float64) * 0.1)
+
+
+# --- integers --------------------------------------------------------------------------------------------------------
+
+
+def integer_product(zero: str) -> onnx.ModelProto:
+    """``x`` by a matrix of integers, with the zero point called ``zero``."""
+    nodes = [
+        onnx.helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        onnx.helper.make_node("MatMulInteger", ["q", "w", *([zero] if zero else [])], ["total"]),
+        onnx.helper.make_node("Cast", ["total"], ["floats"], to=TensorProto.FLOAT),
+        onnx.helper.make_node("Mul", ["floats", "scale"], ["y"]),
+    ]
+    ends = [onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy"]
+    weights = [onnx.numpy_helper.from_array(array, name) for name, array in (("w", WHOLE), ("other", np.uint8(9)))]
+    graph = onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
+
+
+WHOLE = np.array([[1, -2], [64, 3], [-64, 0]], np.int8)
+
+
+@pytest.mark.parametrize(
+    "x", [[[0.3, -1.7, 2.2]], [[0.0, 0.0, 0.0]], [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[-1.0, -2.0, 0.5]]]
+)
+def test_products_of_integers_are_not_rounded(x: list[list[float]]) -> None:
+    given = np.array(x)
+    (found,) = LiftedEvaluator(integer_product("zero")).run(None, {"x": given})
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, given @ WHOLE.astype(np.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("zero", ["", "other"])
+def test_a_wrong_zero_point_shows_without_rounding(zero: str) -> None:
+    given = np.array([[0.3, -1.7, 2.2]])
+    (found,) = LiftedEvaluator(integer_product(zero)).run(None, {"x": given})
+    assert np.abs(found - given @ WHOLE.astype(np.float64)).max() > 0.01
