@@ -124,7 +124,8 @@ def with_earlier(report: ParityReport, bundle: Bundle) -> ParityReport:
             raise TypeError("a value is not of its type")
     except (LookupError, TypeError, ValueError) as error:
         raise BundleError(f"the report in {bundle.folder / MANIFEST} is damaged", "export the bundle again") from error
-    if parity["passed"] is False and before.passed:
+    named = not all(row.passed for row in earlier) or not all(one.passed for one in before.task)
+    if parity["passed"] is False and not named:
         raise BundleError(
             f"{bundle.folder / MANIFEST} says that parity failed, and not where", "do not deploy it: export it again"
         )
