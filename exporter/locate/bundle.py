@@ -168,7 +168,7 @@ def _names(bundle: Bundle, graph: str | None, stored: Collection[str]) -> Sequen
         return [graph]
     everything = bundle.manifest.of_format("onnx")
     if not everything:
-        raise BundleError(f"{bundle.folder} has no ONNX graphs to look into", "export it with mytx-export onnx")
+        raise BundleError(f"{bundle.folder} has no ONNX graphs in fp32 to look into", "export it with mytx-export onnx")
     present = [name for name, entry in everything.items() if name in stored or not without_places(entry.contract)]
     if not present:
         return _names(bundle, next(iter(everything)), stored)
