@@ -45,7 +45,7 @@ def test_verify_writes_both_and_says_what_it_said_before(run: Run, tmp_path: Pat
     places = tmp_path / "parity.xml", tmp_path / "page.html"
     result = run("verify", tiny_bundle(), "--junit", places[0], "--html", places[1], "--json")
     assert result.code == 0
-    assert set(result.json()) == {"passed", "bundle", "graphs", "manifest_sha256", "seconds"}
+    assert set(result.json()) == {"passed", "bundle", "graphs", "manifest_sha256", "seconds", "task"}
     assert names(tmp_path) == ["page.html", "parity.xml"]
     root = ElementTree.parse(places[0]).getroot()
     assert (root.get("failures"), [suite.get("name") for suite in root]) == ("0", [f"parity.{f}" for f in TINY_FILES])

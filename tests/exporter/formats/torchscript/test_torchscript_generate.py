@@ -46,7 +46,7 @@ class Search:
 
     def verify(self, path: Path | None = None) -> list[GraphReport]:
         path = path or self.path
-        weights = {name: tensor.numpy() for name, tensor in weights_of_file(KNOWN, self.graph).items()}
+        weights = weights_of_file(KNOWN, self.graph)
         missing = find_weights(KNOWN.name, path, weights)
         runs = runs_of(KNOWN, self.contract, ["generate"], path.parent)
         return verify_file(
