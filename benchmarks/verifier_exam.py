@@ -160,7 +160,7 @@ def _counts(faults: list[Row], models: list[Row]) -> Row:
         "places": len(placed),
         "places_named": sum(placed),
         "honest": len(judged),
-        "honest_int8": sum(row["int8"] for row in judged),
+        "honest_quantised": sum(row["quantised"] for row in judged),
         "false_alarms": sum(row["verdict"] == "false alarm" for row in judged),
         "not_judged": len(models) - len(judged),
         "compared": sum(row["compared"] for row in models),
@@ -205,7 +205,7 @@ def _print(result: Row) -> None:
         f"\nplanted {result['planted']} ({result['large']} of them over 10 noises), caught {result['caught']}, {places}"
     )
     print(
-        f"honest {result['honest']} ({result['honest_int8']} of them in int8, too), false alarms "
+        f"honest {result['honest']} ({result['honest_quantised']} of them in int8 and int4, too), false alarms "
         f"{result['false_alarms']}, not judged {result['not_judged']}; {result['compared']:,} values compared"
     )
     for name, row in result["others"].items():

@@ -111,7 +111,8 @@ def export_bundle(
             Its training mode is restored afterwards.
         folder: folder for the bundle. If verification fails, the bundle goes to ``<folder>.failed``, and an older one
             at ``folder`` stays.
-        formats: any of ``onnx``, ``int8``, ``torchscript`` and ``pt2``; ``int8`` are ONNX files with integer products.
+        formats: any of ``onnx``, ``int8``, ``int4``, ``torchscript`` and ``pt2``; ``int8`` and ``int4`` are ONNX files
+            with integers for weights.
         components: names of graphs, from ``GRAPHS`` in ``contracts.contract``; empty means all that the model and the
             formats have.
         opset: opset version of ONNX files, 18 to 25.
@@ -127,8 +128,8 @@ def export_bundle(
         vocabulary: stored in the bundle as ``vocab.json``, to convert text to ids.
         task_data: sentences to decode in float32 and in other precisions; see
             :func:`~mytx.exporter.task.data.read_task`. None takes random ids.
-        target_agreement: the share of these that must get the same tokens in both, 0 to 1; None is 0.9 for int8, and
-            nothing for random ids.
+        target_agreement: the share of these that must get the same tokens in both, 0 to 1; None is 0.9 for int8, 0.8
+            for int4, and nothing for random ids.
         verbose: show the messages of PyTorch and onnxruntime.
         progress: called with the name of each stage.
 

@@ -48,7 +48,7 @@ def quantize_bundle(
 
     Args:
         path: the folder of a bundle with ONNX files in ``fp32``. If it was not verified, all its files are, too.
-        precisions: of the new files: ``int8``.
+        precisions: of the new files: ``int8``, ``int4``.
         level: number of test cases: ``quick``, ``standard`` or ``thorough``.
         own: files with your own cases; see :func:`~mytx.exporter.cases.user_cases.read_cases`.
         task_data, target_agreement: as for :func:`~mytx.exporter.pipeline.export_bundle`.

@@ -76,6 +76,8 @@ def _describe_contract(entry: GraphEntry) -> list[str]:
     ]
     if contract.ids:
         lines.append("ids: " + ", ".join(f"{name} {value}" for name, value in contract.ids.items()))
+    if entry.runtime:
+        lines.append(f"only {entry.runtime} can run this file: it has operators of its own")
     if FORMATS[entry.format].runs_code:
         lines.append("opening this file can run code: open it only if you trust its source")
     return lines

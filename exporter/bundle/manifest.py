@@ -44,13 +44,16 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class GraphEntry:
-    """A graph of the bundle: its file and format, for ONNX the opset and IR version, and its contract."""
+    """A graph of the bundle: its file and format, for ONNX the opset and IR version, its contract, and the only runtime
+    that can run it, if others cannot.
+    """
 
     file: str
     format: str
     opset: int | None
     ir_version: int | None
     contract: Contract
+    runtime: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ def describe_graph(file: Path, format_name: str, contract: Contract) -> GraphEnt
         return GraphEntry(file.name, format_name, None, None, contract)
     model = read_header(file)
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    return GraphEntry(file.name, format_name, opset, model.ir_version, contract)
+    return GraphEntry(file.name, format_name, opset, model.ir_version, contract, FORMATS[format_name].runtime)
 
 
 def sha256(path: Path) -> str:

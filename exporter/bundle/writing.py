@@ -17,7 +17,7 @@ from ...models.checkpoints.values import is_finite
 from ..cases.case import Array
 from ..errors import ExportError
 from ..formats.onnx.shared_weights import write_weights
-from ..formats.quantisation import quantised_weights
+from ..formats.quantisation import RULES, quantised_weights
 from ..formats.table import FORMATS, ExportOptions
 from ..graphs.graph import Graph
 from ..graphs.model_graphs import graphs_of
@@ -87,7 +87,7 @@ def write_shared(folder: Path, graphs: dict[str, Graph], formats: Sequence[str])
     for known in map(FORMATS.__getitem__, formats):
         if known.made_of:
             every = {name: array for own in weights.values() for name, array in own.items()}
-            everything = quantised_weights(every, next(iter(graphs.values())).looked_up())
+            everything = quantised_weights(every, RULES[known.precision], next(iter(graphs.values())).looked_up())
             write_weights(folder, {"": everything}, known.weights)
         elif known.precision:
             write_weights(folder, weights, known.weights)

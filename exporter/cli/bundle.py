@@ -208,7 +208,7 @@ def quantize(
     verbose: bool,
     quiet: bool,
 ) -> int:
-    """Add ONNX files with 8-bit integers to BUNDLE, made of its files in fp32, and verify them.
+    """Add ONNX files with 8-bit or 4-bit integers to BUNDLE, made of its files in fp32, and verify them.
 
     The model is rebuilt from the bundle in PyTorch. BUNDLE is replaced as a whole when all is done; if the new files do
     not agree with PyTorch it stays as it is, and BUNDLE.failed has them.

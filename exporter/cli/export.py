@@ -69,8 +69,8 @@ onnx_options = together(
         "precisions",
         multiple=True,
         type=click.Choice(list(PRECISIONS)),
-        help="Precision of the ONNX files; int8: 8-bit integers in all products, a quarter of the size. Repeatable.  "
-        "[fp32]",
+        help="Precision of the ONNX files; int8: 8-bit integers in all products, a quarter of the size; int4: 4-bit "
+        "weights, a sixth, for onnxruntime only. Repeatable.  [fp32]",
     ),
     click.option("--opset", type=int, default=18, show_default=True, help="ONNX opset version, 18 to 25."),
     click.option(

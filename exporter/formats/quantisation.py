@@ -1,9 +1,12 @@
-"""Weights as 8-bit integers: what is quantised, and how. The rule for files, for their check, and for the model.
+"""Weights as integers: what is quantised, and how. The rules for files, for their check, and for the model.
 
-Each row of a matrix, an output of its product or the vector of an id, has a scale of its own. The integers of products
-go from -64 to 64 only: processors with AVX2 and without VNNI add two products of a signed and an unsigned byte in 16
-bits, and larger ones saturate there, so the same file would give other results on other machines. Where rows are only
-looked up, embeddings and positions, they go from -127 to 127.
+*int8*: each row of a matrix, an output of its product or the vector of an id, has a scale of its own. The integers of
+products go from -64 to 64 only: processors with AVX2 and without VNNI add two products of a signed and an unsigned byte
+in 16 bits, and larger ones saturate there, so the same file would give other results on other machines. Where rows are
+only looked up, embeddings and positions, they go from -127 to 127.
+
+*int4*: each block of 32 values in a row has a scale of its own, which makes the largest of them -8, whatever its sign;
+so the integers go from -8 to 7. This is what onnxruntime's ``MatMulNBits`` reads.
 
 A scale has at most 16 significant bits. So an integer times its scale is a float32 exactly, the quantised weights can
 be put back into the model without rounding, and to quantise them once more changes nothing. No torch here.
@@ -14,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +27,8 @@ from ..errors import ExportError
 
 LIMIT = 64  # the largest integer in a product: 2 * 255 * 64 fits into 16 bits
 LOOKUP_LIMIT = 127  # in what is only looked up
+BLOCK = 32  # values of a row that share a scale in 4 bits
+LOWEST = -8  # of 4 bits
 SCALE_BITS = 16  # 7 bits of an integer times these have 23, a float32 has 24
 TINY = 2.0**-100  # a row of smaller values is 0: its scale could not have that many bits
 SCALE = ".scale"  # ends the name of a matrix's scales
@@ -30,59 +36,114 @@ SCALE = ".scale"  # ends the name of a matrix's scales
 
 @dataclass(frozen=True)
 class Quantised:
-    """A matrix in integers.
+    """A matrix ``[R, …]`` in integers.
 
     Attributes:
-        values: int8, in the shape of the matrix.
-        scales: float32, ``[rows, 1, …]``: one for each row, in as many dimensions.
+        values: the integers, as files hold them: of int8, int8 in the shape of the matrix; of int4, uint8
+            ``[R, blocks, 16]``, two in a byte, the first in the lower half, with 8 added to each.
+        scales: float32, of int8 ``[R, 1, …]``, of int4 ``[R, blocks]``.
+        floats: the matrix that the integers stand for, float32; exact.
     """
 
-    values: NDArray[np.int8]
-    scales: NDArray[np.float32]
-
-    def floats(self) -> NDArray[np.float32]:
-        """The matrix that the integers stand for, float32; exact."""
-        return self.values.astype(np.float32) * self.scales
+    values: Array
+    scales: Array
+    floats: Array
 
 
-def limit_of(name: str, looked_up: Collection[str]) -> int:
-    """The largest integer of a matrix; ``looked_up`` has the names of those in no product."""
-    return LOOKUP_LIMIT if name in looked_up else LIMIT
+class Rule(Protocol):
+    """How the matrices of a precision are quantised."""
+
+    precision: str
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Whether a weight of this shape is quantised."""
+        ...
+
+    def quantise(self, matrix: Array, looked_up: bool) -> Quantised:
+        """Finite float32 values ``[R, …]`` in integers; ``looked_up`` where they are in no product."""
+        ...
 
 
-def is_matrix(shape: Sequence[int]) -> bool:
-    """Whether a weight of this shape is quantised: not a vector, and not a single row."""
-    return len(shape) > 1 and shape[0] > 1 and math.prod(shape[1:]) > 1
+class Rows:
+    """The rule of int8."""
+
+    precision = "int8"
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Not a vector, and not a single row."""
+        return len(shape) > 1 and shape[0] > 1 and math.prod(shape[1:]) > 1
+
+    def quantise(self, matrix: Array, looked_up: bool) -> Quantised:
+        exact = np.asarray(matrix, np.float64).reshape(len(matrix), -1)
+        largest = np.abs(exact).max(axis=1, keepdims=True)
+        scales = _scales(largest, LOOKUP_LIMIT if looked_up else LIMIT)
+        values = np.rint(exact / scales).astype(np.int8).reshape(matrix.shape)
+        factors = scales.astype(np.float32).reshape(-1, *[1] * (matrix.ndim - 1))
+        return Quantised(values, factors, values.astype(np.float32) * factors)
 
 
-def quantise(name: str, matrix: Array, limit: int = LIMIT) -> Quantised:
+class Blocks:
+    """The rule of int4."""
+
+    precision = "int4"
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Not a single row, and not rows of less than half a block, which would become larger."""
+        return len(shape) > 1 and shape[0] > 1 and math.prod(shape[1:]) >= BLOCK // 2
+
+    def quantise(self, matrix: Array, looked_up: bool) -> Quantised:
+        rows = np.asarray(matrix, np.float64).reshape(len(matrix), -1)
+        columns = rows.shape[1]
+        exact = np.pad(rows, ((0, 0), (0, -columns % BLOCK))).reshape(len(rows), -1, BLOCK)
+        largest = np.take_along_axis(exact, np.abs(exact).argmax(axis=-1, keepdims=True), axis=-1)
+        scales = _scales(np.abs(largest), -LOWEST) * np.where(largest >= TINY, -1.0, 1.0)
+        values = np.clip(np.rint(exact / scales), LOWEST, -1 - LOWEST)
+        floats = (values * scales).reshape(len(rows), -1)[:, :columns].reshape(matrix.shape).astype(np.float32)
+        # The operator adds up 8 steps for each value, and takes them off again: those of a block of zeros must be 0.
+        stored = np.where(np.abs(largest) < TINY, 0.0, scales)[..., 0].astype(np.float32)
+        return Quantised(packed(values), stored, floats)
+
+
+RULES: Mapping[str, Rule] = {rule.precision: rule for rule in (Rows(), Blocks())}
+
+
+def packed(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Integers from -8 to 7, ``[…, n]``, two in a byte: uint8 ``[…, n / 2]``."""
+    halves = (values - LOWEST).astype(np.uint8)
+    return (halves[..., ::2] + halves[..., 1::2] * 16).astype(np.uint8)
+
+
+def unpacked(bytes_: NDArray[Any]) -> NDArray[np.int8]:
+    """The integers that were :func:`packed`, int8."""
+    halves = np.stack((bytes_ & 15, bytes_ >> 4), axis=-1).reshape(*bytes_.shape[:-1], -1)
+    return halves.astype(np.int8) + np.int8(LOWEST)
+
+
+def quantise(name: str, matrix: Array, rule: Rule, looked_up: Collection[str] = ()) -> Quantised:
     """``matrix`` in integers.
 
     Args:
-        name: of the weight, for the error.
-        matrix: float32 ``[rows, …]``.
-        limit: the largest integer, :data:`LIMIT` or :data:`LOOKUP_LIMIT`.
+        name: of the weight.
+        matrix: float32 ``[R, …]``, such as the rule takes.
+        rule: how.
+        looked_up: the names of matrices that are in no product.
 
     Raises:
         ExportError: where a value is NaN or infinite.
     """
     if not np.isfinite(matrix).all():
-        raise ExportError(f"{name} has values that are NaN or infinite: int8 cannot hold them", "use --precision fp32")
-    exact = np.asarray(matrix, np.float64).reshape(len(matrix), -1)
-    largest = np.abs(exact).max(axis=1, keepdims=True)
-    mantissa, exponent = np.frexp(largest / limit)
-    # Rounded up, so that no value becomes more than the largest integer.
-    scales = np.ldexp(np.ceil(np.ldexp(mantissa, SCALE_BITS)), exponent - SCALE_BITS)
-    scales = np.where(largest < TINY, 1.0, scales)
-    values = np.rint(exact / scales).astype(np.int8).reshape(matrix.shape)
-    return Quantised(values, scales.astype(np.float32).reshape(-1, *[1] * (matrix.ndim - 1)))
+        raise ExportError(
+            f"{name} has values that are NaN or infinite: {rule.precision} cannot hold them", "use --precision fp32"
+        )
+    return rule.quantise(matrix, name in looked_up)
 
 
-def quantised_weights(weights: Mapping[str, Array], looked_up: Collection[str] = ()) -> dict[str, Array]:
+def quantised_weights(weights: Mapping[str, Array], rule: Rule, looked_up: Collection[str] = ()) -> dict[str, Array]:
     """What a file holds for ``weights``: integers and scales for each matrix, all else as it is.
 
     Args:
         weights: float32, by name.
+        rule: how.
         looked_up: the names of matrices that are in no product.
 
     Raises:
@@ -91,11 +152,19 @@ def quantised_weights(weights: Mapping[str, Array], looked_up: Collection[str] =
     found: dict[str, Array] = {}
     known: dict[int, Quantised] = {}  # names that are tied have one memory
     for name, weight in weights.items():
-        if is_matrix(weight.shape):
+        if rule.takes(weight.shape):
             if weight.ctypes.data not in known:
-                known[weight.ctypes.data] = quantise(name, weight, limit_of(name, looked_up))
+                known[weight.ctypes.data] = quantise(name, weight, rule, looked_up)
             quantised = known[weight.ctypes.data]
             found |= {name: quantised.values, name + SCALE: quantised.scales}
         else:
             found[name] = weight
+    return found
+
+
+def _scales(largest: NDArray[np.float64], limit: int) -> NDArray[np.float64]:
+    """``largest / limit``, rounded up to few bits, so that no value becomes more than the largest integer."""
+    mantissa, exponent = np.frexp(largest / limit)
+    scales = np.ldexp(np.ceil(np.ldexp(mantissa, SCALE_BITS)), exponent - SCALE_BITS)
+    found: NDArray[np.float64] = np.where(largest < TINY, 1.0, scales)
     return found

@@ -30,6 +30,7 @@ class Format:
         precision: of the products in an ONNX file, as ``--precision`` names it; empty for other formats.
         made_of: the format whose files its own are made of.
         weights: the file with the weights that ONNX files share.
+        runtime: the only one that can run its files; empty where others can, too.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Format:
     precision: str = ""
     made_of: str = ""
     weights: str = ""
+    runtime: str = ""
 
     def holds(self, contract: Contract) -> bool:
         """Whether a graph with this contract can be exported to this format."""
@@ -63,6 +65,15 @@ FORMATS = {
     for row in (
         Format("onnx", ".onnx", "onnx.files", custom=True, precision="fp32", weights="weights.bin"),
         Format("int8", ".int8.onnx", "onnx.int8", precision="int8", made_of="onnx", weights="weights.int8.bin"),
+        Format(
+            "int4",
+            ".int4.onnx",
+            "onnx.int4",
+            precision="int4",
+            made_of="onnx",
+            weights="weights.int4.bin",
+            runtime="onnxruntime",
+        ),
         Format(
             "torchscript",
             ".ts.pt",

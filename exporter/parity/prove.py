@@ -14,7 +14,7 @@ from ..cases.case import Array, Case, small
 from ..cases.identities import every_case
 from ..cases.plan import check_level
 from ..contracts.contract import Contract
-from ..formats.quantisation import quantised_weights
+from ..formats.quantisation import RULES, quantised_weights
 from ..formats.table import FORMATS, Format
 from ..graphs.graph import Graph
 from ..memory import release_memory
@@ -110,7 +110,7 @@ def prove(
         del noise
         release_memory(cycles=False)
         for known in (known for known in held[name] if known.made_of):
-            with dequantised(model):
+            with dequantised(model, RULES[known.precision]):
                 for truth in truths(known, graph, plan):
                     progress(f"Computing the reference of {known.file(name)} in PyTorch")
                     with timed("reference"):
@@ -172,7 +172,7 @@ def weights_of_file(known: Format, graph: Graph) -> dict[str, Array]:
     scripted = graph.scripted if known.name == "torchscript" else None
     tensors = graph.weights() if scripted is None else dict(scripted().state_dict())
     weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in tensors.items()}
-    return quantised_weights(weights, graph.looked_up()) if known.made_of else weights
+    return quantised_weights(weights, RULES[known.precision], graph.looked_up()) if known.made_of else weights
 
 
 def _prove_file(

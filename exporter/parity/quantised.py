@@ -1,4 +1,4 @@
-"""What an int8 file is held against: the same model in PyTorch, with the weights that the file's integers stand for.
+"""What a quantised file is held against: the model in PyTorch with the weights that the file's integers stand for.
 
 Two questions are kept apart. Without any rounding of activations, in float64, the file must be that model as exactly as
 any other file is its own. And what runtimes give, which round the activations of each product to 8 bits, must be what
@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..cases.case import Case, small
 from ..cases.identities import only
-from ..formats.quantisation import LIMIT, LOOKUP_LIMIT, is_matrix, quantise
+from ..formats.quantisation import BLOCK, RULES, Rule, quantise
 from ..formats.table import Format
 from ..graphs.graph import Graph
 from ..graphs.parameters import multiplied
@@ -59,12 +59,13 @@ class Truth:
 
 
 def truths(known: Format, graph: Graph, plan: Sequence[Case]) -> list[Truth]:
-    """What the int8 file of ``graph`` is held against.
+    """What the file of ``graph`` in a precision is held against.
 
-    The rounding of a value depends on all values that are rounded with it. So identities, such as that a sentence gives
-    the same alone, hold without rounding only.
+    In int8 the rounding of a value depends on all values that are rounded with it. So identities, such as that a
+    sentence gives the same alone, hold without rounding only.
     """
-    rounded, other = (replace(graph, within=partial(RoundedProducts, nudged)) for nudged in (False, True))
+    rule = RULES[known.precision]
+    rounded, other = (replace(graph, within=partial(RoundedProducts, rule, nudged)) for nudged in (False, True))
     return [
         Truth(key_of(known, graph.name), rounded, other, only(plan, lambda case: case.same_as is None), False),
         Truth(key_of(known, graph.name, lifted=True), graph, None, only(plan, small), True),
@@ -72,7 +73,7 @@ def truths(known: Format, graph: Graph, plan: Sequence[Case]) -> list[Truth]:
 
 
 @contextmanager
-def dequantised(model: nn.Module) -> Iterator[None]:
+def dequantised(model: nn.Module, rule: Rule) -> Iterator[None]:
     """Inside the block the matrices of ``model`` have the values of their integers; afterwards their own.
 
     Raises:
@@ -80,17 +81,16 @@ def dequantised(model: nn.Module) -> Iterator[None]:
     """
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     matrices = {
-        name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and is_matrix(tensor.shape)
+        name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and rule.takes(tensor.shape)
     }
-    products = multiplied(model)
+    looked_up = tensors.keys() - multiplied(model)
     own = [(tensor, tensor.data) for tensor in matrices.values()]
     shared: dict[tuple[object, ...], Tensor] = {}  # tensors in the same memory stay so
     try:
         for name, tensor in matrices.items():
             place = memory_of(tensor)
             if place not in shared:
-                limit = LIMIT if name in products else LOOKUP_LIMIT
-                shared[place] = torch.from_numpy(quantise(name, tensor.detach().numpy(), limit).floats())
+                shared[place] = torch.from_numpy(quantise(name, tensor.detach().numpy(), rule, looked_up).floats)
         for tensor, data in own:
             tensor.data = shared[memory_of(data)]
         yield
@@ -100,34 +100,73 @@ def dequantised(model: nn.Module) -> Iterator[None]:
 
 
 class RoundedProducts(TorchFunctionMode):
-    """Rounds the activations of each product with a matrix as ``DynamicQuantizeLinear`` does, all together.
+    """Rounds the activations of each product with a matrix as runtimes do.
 
     Args:
+        rule: of the matrices.
         nudged: in float32, round about one of them to the other side.
     """
 
-    def __init__(self, nudged: bool = False) -> None:
+    def __init__(self, rule: Rule, nudged: bool = False) -> None:
         super().__init__()
+        self.rule = rule
         self.nudged = nudged
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.linear and is_matrix(args[1].shape):
-            args = (rounded(args[0], self.nudged), *args[1:])
+        if func is F.linear and self.rule.takes(args[1].shape):
+            x, matrix = ROUNDED[self.rule.precision](args[0], self.nudged), args[1]
+            if self.rule.precision == "int4" and x.dtype == torch.float32:
+                shifts = _shifts(matrix)
+                shifted = matrix + shifts.repeat_interleave(BLOCK, 1)[:, : x.shape[-1]]
+                return func(x, shifted, *args[2:]) - F.linear(_in_blocks(x).sum(dim=-1), shifts)
+            args = (x, *args[1:])
         return func(*args, **(kwargs or {}))
 
 
 def rounded(x: Tensor, nudged: bool = False) -> Tensor:
-    """``x`` in 256 steps from its least value to its largest, and at 0; ``nudged`` as in :class:`RoundedProducts`."""
+    """All of ``x`` in 256 steps from its least value to its largest, and at 0, as ``DynamicQuantizeLinear`` does it;
+    ``nudged`` as in :class:`RoundedProducts`.
+    """
     if not x.numel():
         return x
     low, high = x.min().clamp(max=0.0), x.max().clamp(min=0.0)
     step = (high - low) / STEPS
     step = torch.where(step == 0, torch.ones_like(step), step)
     zero = torch.round(-low / step).clamp(0, STEPS)
+    return (torch.clamp(torch.round(_places(x, step, nudged)) + zero, 0, STEPS) - zero) * step
+
+
+def rounded_blocks(x: Tensor, nudged: bool = False) -> Tensor:
+    """Each block of 32 values in the last dimension of ``x`` in 255 steps around 0, as ``MatMulNBits`` does it."""
+    if not x.numel():
+        return x
+    blocks = _in_blocks(x)
+    step = blocks.abs().amax(dim=-1, keepdim=True) / (STEPS // 2)
+    step = torch.where(step == 0, torch.ones_like(step), step)
+    found = torch.round(_places(blocks, step, nudged)) * step
+    return found.flatten(-2)[..., : x.shape[-1]]
+
+
+def _shifts(matrix: Tensor) -> Tensor:
+    """What ``MatMulNBits`` adds to each weight, 8 steps of its block, as ``[R, blocks]``: its integers have no sign. It
+    takes that times the sum of the block's activations from the product again, and in float32 the difference is less
+    exact than a product with the weights themselves.
+    """
+    blocks = _in_blocks(matrix)
+    largest = blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True))  # it is -8
+    return -largest.squeeze(-1)
+
+
+def _in_blocks(x: Tensor) -> Tensor:
+    return F.pad(x, (0, -x.shape[-1] % BLOCK)).reshape(*x.shape[:-1], -1, BLOCK)
+
+
+ROUNDED = {"int8": rounded, "int4": rounded_blocks}
+
+
+def _places(x: Tensor, step: Tensor, nudged: bool) -> Tensor:
     places = x / step
-    if nudged and x.dtype == torch.float32:
-        places = places + _nudges(x)
-    return (torch.clamp(torch.round(places) + zero, 0, STEPS) - zero) * step
+    return places + _nudges(x) if nudged and x.dtype == torch.float32 else places
 
 
 def _nudges(x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_cast import cast_to
 
 from ..cases.case import Array
+from ..formats.quantisation import unpacked
 
 ROOTS = 2**20  # the largest integer whose roots are recognised: embeddings and heads are not wider
 # Float dtypes below float64 that are lifted.
@@ -101,6 +102,31 @@ class MatMulInteger(OpRun):
         return (_product(a - a_zero, np.asarray(b, np.float64) - b_zero),)
 
 
+class MatMulNBits(OpRun):
+    """onnxruntime's product with 4-bit weights. No rounding of activations, either."""
+
+    op_domain = "com.microsoft"
+
+    def _run(
+        self, x: Any, integers: Any, scales: Any, zeros: Any = None, K: int = 0, bits: int = 4, **_: Any
+    ) -> tuple[Array]:
+        return (_product(x, _dequantised(integers, scales, zeros, bits)[:, :K].T),)
+
+
+def _dequantised(integers: Array, scales: Array, zeros: Array | None, bits: int) -> Array:
+    """The matrix of 4-bit integers with a scale, and perhaps a zero point, for each block of a row."""
+    if bits != 4:
+        raise ValueError(f"weights of {bits} bits")
+    rows = unpacked(integers).reshape(*scales.shape, -1).astype(np.float64)
+    if zeros is not None:
+        rows -= unpacked(zeros)[:, : scales.shape[1], None]
+    found: Array = (rows * np.asarray(scales, np.float64)[..., None]).reshape(len(rows), -1)
+    return found
+
+
+OPERATORS = [Cast, DynamicQuantizeLinear, Erf, MatMul, MatMulInteger, MatMulNBits]
+
+
 def _product(a: Any, b: Any) -> Array:
     """One product if the right side is one matrix: numpy does one for each matrix on the left, which takes 7 times as
     long.
@@ -118,9 +144,7 @@ class LiftedEvaluator(ReferenceEvaluator):
     """
 
     def __init__(self, proto: Any, *arguments: Any, **options: Any) -> None:
-        super().__init__(
-            proto, *arguments, **{**options, "new_ops": [Cast, DynamicQuantizeLinear, Erf, MatMul, MatMulInteger]}
-        )
+        super().__init__(proto, *arguments, **{**options, "new_ops": OPERATORS})
 
     def _init(self) -> None:
         super()._init()

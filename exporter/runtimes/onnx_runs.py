@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,12 +29,18 @@ def check(path: Path) -> None:
 
 def runs(verbose: bool = False) -> list[Run]:
     """The ways to run an ONNX file; the last one, lifted to float64, is the check of structure."""
-    options = [replace(options, verbose=verbose) for options in OPTIONS]
-    first, *others = (Run(OnnxRuntime.label(each), partial(OnnxRuntime.open, options=each)) for each in options)
-    lifted = partial(OnnxReference.open, lifted=True)
-    return [
-        first,
-        *(replace(run, takes=core) for run in others),
-        Run("onnx.reference", OnnxReference.open, takes=small_core),
-        Run("onnx.reference, float64", lifted, takes=small, lifted=True),
-    ]
+    plain = Run("onnx.reference", OnnxReference.open, takes=small_core)
+    return [*in_onnxruntime(OPTIONS, verbose), plain, lifted()]
+
+
+def in_onnxruntime(options: Sequence[RuntimeOptions], verbose: bool = False) -> list[Run]:
+    """Runs with each of the options: every case with the first, and with the others the core of the plan."""
+    every = [replace(each, verbose=verbose) for each in options]
+    first, *others = (Run(OnnxRuntime.label(each), partial(OnnxRuntime.open, options=each)) for each in every)
+    return [first, *(replace(run, takes=core) for run in others)]
+
+
+def lifted() -> Run:
+    """The check of structure."""
+    opened = partial(OnnxReference.open, lifted=True)
+    return Run("onnx.reference, float64", opened, takes=small, lifted=True)

@@ -17,7 +17,13 @@ from .runtime import Runtime
 
 # For each format the module in this package with ``check(path)``, which refuses a file that must not be opened, and
 # ``runs(verbose)``, the ways to run a file. It is imported when it is needed.
-MODULES = {"onnx": "onnx_runs", "int8": "int8_runs", "torchscript": "torchscript", "pt2": "pt2"}
+MODULES = {
+    "onnx": "onnx_runs",
+    "int8": "int8_runs",
+    "int4": "int4_runs",
+    "torchscript": "torchscript",
+    "pt2": "pt2",
+}
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ def checked(exported: Exported, names: Sequence[str], folder: Path, **options: o
 def test_it_decodes_with_what_there_is(names: tuple[str, ...], file: str, exports: Callable[[str], Exported]) -> None:
     lively = exports("lively")
     for name in names:
-        lively.int8_path(name)
+        lively.quantised(name)
     found = checked(lively, names, lively.folder)
     assert (found.file, found.precision, found.sentences, found.target) == (file, "int8", MADE, None)
     assert 0.3 < found.share <= 1.0

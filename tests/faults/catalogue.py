@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fault_int4
 import fault_int8
 import fault_interfaces
 import fault_layers
@@ -33,6 +34,7 @@ FAULTS: tuple[Fault, ...] = tuple(
         fault_steps,
         fault_searches,
         fault_int8,
+        fault_int4,
     )
     for entry in module.FAULTS
 )

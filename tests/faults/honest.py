@@ -18,8 +18,7 @@ from torch import Generator, Tensor, nn
 from exported_models import KINDS, lively, plain, shaken, translation
 from mytx.exporter.formats.onnx import export as onnx_format
 from mytx.exporter.formats.onnx import files as onnx_files
-from mytx.exporter.formats.onnx import int8
-from mytx.exporter.formats.table import ExportOptions
+from mytx.exporter.formats.table import FORMATS, ExportOptions
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.model_graphs import graphs_of
 from mytx.exporter.parity.prove import Request, prove
@@ -137,13 +136,9 @@ WEIGHTS: dict[str, Draw] = {
     "sparse, other seed": _as_trained(_sparse),
     "on a grid": _as_trained(_on_a_grid),
 }
-IN_INT8 = (
-    "normal, 0.1",
-    "heavy tails",
-    "sparse",
-    "as trained",
-    "in bfloat16",
-)  # sets whose files are made in int8, too
+QUANTISED = [name for name, known in FORMATS.items() if known.made_of]
+# Sets whose files are made in these, too.
+QUANTISED_WEIGHTS = ("normal, 0.1", "heavy tails", "sparse", "as trained", "in bfloat16")
 TRAINED: dict[str, Draw] = {"as trained": _as_it_is, "tuned": _tuned, "pruned": _pruned, "in bfloat16": _in_bfloat16}
 
 
@@ -170,7 +165,7 @@ class Honest:
         verdict: ``passed``, ``not judged`` (PyTorch's own float32 is too far off), or ``false alarm``.
         compared: output elements.
         worst_ratio, worst_structure: the largest factors, of 4 and of 0.1.
-        int8: whether its files in int8 were verified, too.
+        quantised: whether its files in other precisions were verified, too.
         torch_verify, allclose: whether the other rules raise a false alarm.
         findings: what was said.
     """
@@ -183,7 +178,7 @@ class Honest:
     worst_structure: float
     torch_verify: bool
     allclose: bool
-    int8: bool = False
+    quantised: bool = False
     findings: tuple[str, ...] = ()
 
 
@@ -211,10 +206,13 @@ def examine_honest(
             for graph in graphs.values():
                 honest = exported(graph.name) if exported else Path(made) / f"{graph.name}.onnx"
                 _patch(graph, honest, Path(patched))
-            formats = ["onnx", "int8"] if weights in IN_INT8 else ["onnx"]
-            for graph in graphs if "int8" in formats else ():
-                int8.export(graphs, graph, Path(patched), ExportOptions())
-            report, _ = prove(model, graphs, formats, Path(patched), Request(), timed=lambda stage: nullcontext())
+            others = QUANTISED if weights in QUANTISED_WEIGHTS else []
+            for known in others:
+                for graph in graphs:
+                    FORMATS[known].load_exporter().export(graphs, graph, Path(patched), ExportOptions())
+            report, _ = prove(
+                model, graphs, ["onnx", *others], Path(patched), Request(), timed=lambda stage: nullcontext()
+            )
             yield _judge(name, weights, report, graphs, Path(patched))
 
 
@@ -244,7 +242,7 @@ def _judge(name: str, weights: str, report: ParityReport, graphs: dict[str, Grap
         worst_structure=max(exact, default=np.nan),
         torch_verify=any(others[0]),
         allclose=any(others[1]),
-        int8=any(row.format == "int8" for row in report.graphs),
+        quantised=set(QUANTISED) <= {row.format for row in report.graphs},
         findings=tuple(
             f"{row.graph}, {row.format}, {row.runtime}: {item.message}" for row in failed for item in row.findings[:1]
         ),

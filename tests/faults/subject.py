@@ -17,6 +17,7 @@ from onnx import GraphProto, ModelProto
 from exported_models import Exported
 from mytx.exporter.cases.case import Case, small
 from mytx.exporter.contracts.contract import Contract
+from mytx.exporter.formats.quantisation import RULES
 from mytx.exporter.formats.table import FORMATS, Format
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.parity.compare import Comparison, Expected, compare_case
@@ -73,10 +74,10 @@ class Subject:
         self.folder.mkdir(parents=True, exist_ok=True)
         names = self.exported.graphs if self.graph == "full" else [self.graph]
         for name in names:
-            honest = self.exported.int8_path(name) if self.known.made_of else self.exported.path(name)
+            honest = self.exported.quantised(name, self.known.name) if self.known.made_of else self.exported.path(name)
             shutil.copy(honest, self.file(name))
-        self.noises = self.exported.int8_noises(self.graph) if self.known.made_of else []
-        self.noise = self.noises[-1][1] if self.noises else self.exported.noise(self.graph)  # int8: without rounding
+        self.noises = self.exported.quantised_noises(self.graph, self.known.name) if self.known.made_of else []
+        self.noise = self.noises[-1][1] if self.noises else self.exported.noise(self.graph)  # without rounding
         self.plan, self.expected = self.noise.plan, self.noise.references
         self.runs = runs_of(self.known, self.contract, names, self.folder)
 
@@ -121,7 +122,7 @@ class Subject:
         """The reports of the standard plan."""
         found = find_weights(self.known.name, self.path, weights_of_file(self.known, self.honest_graph))
         if self.noises:
-            return self._verify_int8(found)
+            return self._verify_quantised(found)
         graph = self.reference or self.honest_graph
         more = measure_search if self.contract.searches else measure_more
         planted = self.expected is not self.noise.references or self.plan is not self.noise.plan
@@ -138,8 +139,8 @@ class Subject:
             settle=None if planted else self.noise.settle,  # it would put the right references in their place
         )
 
-    def _verify_int8(self, found: list[Finding]) -> list[GraphReport]:
-        with dequantised(self.exported.model):
+    def _verify_quantised(self, found: list[Finding]) -> list[GraphReport]:
+        with dequantised(self.exported.model, RULES[self.known.precision]):
             return [
                 report
                 for truth, noise in self.noises

@@ -156,6 +156,40 @@ def test_what_int8_cannot_hold_is_refused(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+def test_int4_is_added_to_a_bundle_and_says_which_runtime_it_needs(both: Path, run: Run, tmp_path: Path) -> None:
+    shutil.copytree(both, tmp_path / "three")
+    result = run("quantize", tmp_path / "three", "--precision", "int4", *QUICK)
+    assert result.code == 0, result
+    assert {"greedy.onnx", "greedy.int8.onnx", "greedy.int4.onnx"} <= set(names(tmp_path / "three"))
+    graphs = json.loads((tmp_path / "three" / "manifest.json").read_text())["graphs"]
+    assert {entry["format"]: entry["runtime"] for entry in graphs.values()} == {
+        "onnx": "",
+        "int8": "",
+        "int4": "onnxruntime",
+    }
+    assert run("inspect", tmp_path / "three").out.count("only onnxruntime can run this file") == 1
+    assert open_bundle(tmp_path / "three").format == "onnx"
+    bundle = open_bundle(tmp_path / "three", precision="int4")
+    assert "MatMulNBits" in (tmp_path / "three" / bundle.entry("greedy").file).read_bytes().decode("latin1")
+    assert run("run", tmp_path / "three", "--precision", "int4", "abc").code == 0
+    verified = run("verify", tmp_path / "three", "--format", "int4", "--json").json()
+    assert {row["runtime"] for row in verified["graphs"]} == {
+        "onnxruntime",
+        "onnxruntime, 1 thread",
+        "onnxruntime, level extended",
+        "onnxruntime, level basic",
+        "onnx.reference, float64",
+    }
+    assert_refused(run("quantize", tmp_path / "three", "--precision", "int4"), "has files in int4 already")
+    model = onnx.load(tmp_path / "three" / "greedy.int4.onnx")
+    change(model.graph, f"linear1.weight{SCALE}", lambda scales: scales * np.float32(1.02))
+    onnx.save(model, tmp_path / "three" / "greedy.int4.onnx")
+    relist(tmp_path / "three")
+    result = run("verify", tmp_path / "three")
+    assert result.code == 1
+    assert "1 of 3 files differs from PyTorch: greedy.int4.onnx" in result.out
+
+
 @pytest.mark.usefixtures("inside_example")
 def test_a_model_of_ones_own_is_refused(run: Run, tmp_path: Path) -> None:
     arguments = ("--model", "translation:build", "--contract", "contract.py", "--precision", "int8")
@@ -224,7 +258,7 @@ def _spoiled(patch: pytest.MonkeyPatch) -> Callable[..., Any]:
         (("--precision", "int8", "--task-data", "none.txt"), "none.txt cannot be read"),
         (("--precision", "int8", "--target-agreement", "1.5"), "1.5"),
         (("--precision", "int8", "--no-verify", "--target-agreement", "0.5"), "--no-verify compares nothing"),
-        (("--precision", "int4"), "int4"),
+        (("--precision", "int2"), "int2"),
     ],
 )
 def test_options_that_do_not_fit(arguments: tuple[str, ...], words: str, run: Run, saved: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,23 +16,30 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnxruntime import InferenceSession
 
 from exported_models import Exported, build
 from mytx.exporter.cases.case import Array
 from mytx.exporter.cases.identities import only
-from mytx.exporter.formats.onnx.int8 import INT8
-from mytx.exporter.formats.quantisation import LIMIT, LOOKUP_LIMIT, quantise
+from mytx.exporter.formats.quantisation import BLOCK, RULES, quantise
+from mytx.exporter.formats.table import FORMATS
 from mytx.exporter.parity.compare import FACTOR, FAIL, PASS, Comparison, Expected, rounded_otherwise
-from mytx.exporter.parity.quantised import RoundedProducts, dequantised, rounded, truths
+from mytx.exporter.parity.quantised import RoundedProducts, dequantised, rounded, rounded_blocks, truths
 from mytx.exporter.parity.stored import key_of, read_stored, write_stored
 from mytx.exporter.parity.verify import _doubtful, verify_file
 from mytx.exporter.runtimes.run import runs_of
 from mytx.exporter.runtimes.runtime import Description, Runtime
 from mytx.models import CoupletModel
 
+INT8 = FORMATS["int8"]
+PRECISION = pytest.mark.parametrize("precision", RULES)
 VALUES = st.floats(-1e3, 1e3, width=32)
+
+
+Rounded = Callable[..., torch.Tensor]
+ROUNDED = pytest.mark.parametrize("rounded", [rounded, rounded_blocks])
 
 
 def quantise_and_back() -> onnx.ModelProto:
@@ -60,16 +67,44 @@ def test_it_rounds_as_the_operator_does(x: np.ndarray) -> None:
     assert (off[~between & ~ends] < 1e-3).all()
 
 
+@settings(max_examples=60, deadline=None)
+@given(arrays(np.float32, st.tuples(st.integers(1, 5), st.sampled_from([16, 32, 50, 64])), elements=VALUES))
+def test_it_rounds_as_the_operator_does_in_blocks(x: np.ndarray) -> None:
+    """A product with the unit matrix, which 4 bits hold exactly, gives the rounded activations themselves."""
+    columns = x.shape[1]
+    unit = RULES["int4"].quantise(np.eye(columns, dtype=np.float32), False)
+    assert (unit.floats == np.eye(columns)).all()
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, columns]) for name in "xy"]
+    weights = [numpy_helper.from_array(array, name) for name, array in (("w", unit.values), ("s", unit.scales))]
+    numbers = {"N": columns, "K": columns, "bits": 4, "block_size": BLOCK, "accuracy_level": 4}
+    node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", **numbers)
+    domains = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:], weights)
+    model = helper.make_model(graph, opset_imports=domains, ir_version=8)
+    (right,) = InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    found = rounded_blocks(torch.from_numpy(x)).numpy()
+    blocks = np.pad(x, ((0, 0), (0, -columns % BLOCK))).reshape(len(x), -1, BLOCK)
+    step = np.repeat(np.abs(blocks).max(axis=-1), BLOCK, axis=-1)[:, :columns].astype(np.float64) / 127
+    step[step == 0] = 1
+    off, places = np.abs(found - right), x / step
+    between = np.abs(places - np.floor(places) - 0.5) < 1e-3  # where float32 may go either way
+    sums = 1e-5 * np.abs(x).sum(axis=-1, keepdims=True)  # of blocks, in float32, with 8 added to each integer
+    assert (off <= sums + between * step).all()
+
+
+@ROUNDED
 @pytest.mark.parametrize("x", [torch.zeros(3, 2), torch.ones(4), -torch.ones(2, 2), torch.tensor([2.5])])
-def test_what_needs_no_rounding_stays(x: torch.Tensor) -> None:
+def test_what_needs_no_rounding_stays(x: torch.Tensor, rounded: Rounded) -> None:
     torch.testing.assert_close(rounded(x), x)
 
 
-def test_nothing_stays_nothing() -> None:
+@ROUNDED
+def test_nothing_stays_nothing(rounded: Rounded) -> None:
     assert rounded(torch.zeros(0, 4)).shape == (0, 4)
 
 
-def test_nudged_about_one_value_goes_to_the_other_side_and_other_ones_for_other_inputs() -> None:
+@ROUNDED
+def test_nudged_about_one_value_goes_to_the_other_side_and_other_ones_for_other_inputs(rounded: Rounded) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 32, generator=generator)
     sets = []
@@ -80,16 +115,22 @@ def test_nudged_about_one_value_goes_to_the_other_side_and_other_ones_for_other_
     assert len(set().union(*sets)) > 3  # those that are near the middle between two integers
 
 
-def test_float64_is_never_nudged() -> None:
+@ROUNDED
+def test_float64_is_never_nudged(rounded: Rounded) -> None:
     x = torch.randn(64, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     assert torch.equal(rounded(x, True), rounded(x))
 
 
-def test_products_with_matrices_are_rounded_and_no_others() -> None:
-    x, matrix = torch.randn(5, 8), torch.randn(6, 8)
-    with RoundedProducts():
+@pytest.mark.parametrize(("precision", "rounded"), [("int8", rounded), ("int4", rounded_blocks)])
+def test_products_with_matrices_are_rounded_and_no_others(precision: str, rounded: Rounded) -> None:
+    x, matrix = torch.randn(5, 40), torch.randn(6, 40)
+    with RoundedProducts(RULES[precision]):
         found, vector, both = F.linear(x, matrix), F.linear(x, matrix[:1]), x @ matrix.T
-    assert torch.equal(found, F.linear(rounded(x), matrix))
+    # In 4 bits the operator shifts weights, and float32 is less exact.
+    torch.testing.assert_close(found, F.linear(rounded(x), matrix), rtol=0, atol=0 if precision == "int8" else 1e-4)
+    with RoundedProducts(RULES[precision]):
+        exact = F.linear(x.double(), matrix.double())
+    assert torch.equal(exact, F.linear(rounded(x.double()), matrix.double()))
     assert not torch.equal(found, F.linear(x, matrix))
     assert torch.equal(vector, F.linear(x, matrix[:1]))
     assert torch.equal(both, x @ matrix.T)
@@ -98,27 +139,30 @@ def test_products_with_matrices_are_rounded_and_no_others() -> None:
 # --- the model -------------------------------------------------------------------------------------------------------
 
 
-def test_within_the_block_the_model_has_the_weights_of_the_integers_and_afterwards_its_own() -> None:
+@PRECISION
+def test_within_the_block_the_model_has_the_weights_of_the_integers_and_afterwards_its_own(precision: str) -> None:
     model = build("couplet")
+    looked_up = {name for name in model.state_dict() if "embedding" in name}
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     places = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
-    with contextlib.suppress(KeyboardInterrupt), dequantised(model):
+    with contextlib.suppress(KeyboardInterrupt), dequantised(model, RULES[precision]):
         for name, tensor in model.state_dict().items():
             if tensor.dim() < 2:
                 assert torch.equal(tensor, before[name])
                 continue
-            limit = LOOKUP_LIMIT if "embedding" in name else LIMIT
-            assert torch.equal(tensor, torch.from_numpy(quantise(name, before[name].numpy(), limit).floats()))
+            quantised = quantise(name, before[name].numpy(), RULES[precision], looked_up)
+            assert torch.equal(tensor, torch.from_numpy(quantised.floats))
             assert not torch.equal(tensor, before[name])
         raise KeyboardInterrupt
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == places
 
 
-def test_tied_weights_stay_tied() -> None:
+@PRECISION
+def test_tied_weights_stay_tied(precision: str) -> None:
     model = CoupletModel(13, 16, 2, 1, 1, 24, max_length=40).eval()
     model.classification.weight = model.token_embedding.embedding.weight
-    with dequantised(model):
+    with dequantised(model, RULES[precision]):
         assert model.classification.weight.data_ptr() == model.token_embedding.embedding.weight.data_ptr()
         assert float(model.classification.weight.detach().abs().max()) > 0
     assert model.classification.weight is model.token_embedding.embedding.weight
@@ -178,24 +222,27 @@ def test_the_noise_of_other_roundings_counts_and_so_do_their_ties() -> None:
     assert found["c"].noise == 0.1
 
 
+@PRECISION
 @pytest.mark.parametrize("name", ["encoder", "step"])
-def test_what_is_stored_verifies_the_file_without_the_model(name: str, translation: Exported, tmp_path: Path) -> None:
-    pairs = translation.int8_noises(name)
-    with dequantised(translation.model):
+def test_what_is_stored_verifies_the_file_without_the_model(
+    name: str, precision: str, translation: Exported, tmp_path: Path
+) -> None:
+    pairs = translation.quantised_noises(name, precision)
+    with dequantised(translation.model, RULES[precision]):
         write_stored(tmp_path / "reference.npz", {truth.key: noise.stored() for truth, noise in pairs})
     stored = read_stored(tmp_path / "reference.npz")
-    runs = runs_of(INT8, translation.contract(name), [name], translation.folder)
+    runs = runs_of(FORMATS[precision], translation.contract(name), [name], translation.folder)
     for truth, _ in pairs:
         cases = stored[truth.key]
         outputs = [output for case in cases.expected for output in case.values()]
         assert all((output.other is None) == truth.lifted for output in outputs)
         reports = verify_file(
-            translation.int8_path(name),
+            translation.quantised(name, precision),
             translation.contract(name),
             cases.plan,
             cases.expected,
             [run for run in runs if truth.takes(run)],
-            format_name="int8",
+            format_name=precision,
             measure=lambda number, cases=cases: rounded_otherwise(cases.expected[number]),
         )
         assert reports
@@ -222,11 +269,11 @@ class Moved:
 def test_one_value_rounded_otherwise_passes_and_everything_off_by_as_much_does_not(
     everywhere: bool, translation: Exported
 ) -> None:
-    (truth, noise), _ = translation.int8_noises("encoder")
-    path, contract = translation.int8_path("encoder"), translation.contract("encoder")
+    (truth, noise), _ = translation.quantised_noises("encoder")
+    path, contract = translation.quantised("encoder"), translation.contract("encoder")
     run = runs_of(INT8, contract, ["encoder"], translation.folder)[0]
     one = next(number for number, case in enumerate(noise.plan) if not case.core)
-    with dequantised(translation.model):
+    with dequantised(translation.model, RULES["int8"]):
         other = noise._with_other([one])[0]["memory"].other
         assert other is not None
         assert other[0] > 100 * noise.references[one]["memory"].noise

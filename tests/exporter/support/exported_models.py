@@ -17,7 +17,7 @@ from mytx.exporter.cases.identities import whole_plan
 from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.formats.onnx import export as onnx_format
 from mytx.exporter.formats.onnx import files as onnx_files
-from mytx.exporter.formats.onnx import int8
+from mytx.exporter.formats.quantisation import RULES
 from mytx.exporter.formats.table import FORMATS, PLAIN, ExportOptions
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.model_graphs import graphs_of
@@ -125,7 +125,7 @@ class Exported:
         self._plans: dict[str, list[Case]] = {}
         self._expected: dict[str, list[dict[str, Expected]]] = {}
         self._noise: dict[str, Noise] = {}
-        self._int8_noises: dict[str, list[tuple[Truth, Noise]]] = {}
+        self._quantised_noises: dict[tuple[str, str], list[tuple[Truth, Noise]]] = {}
 
     def raw(self, name: str) -> ir.Model:
         """A graph as it is exported or composed, before the finish."""
@@ -145,25 +145,27 @@ class Exported:
         path = self.folder / f"{name}.onnx"
         return made_once(path, lambda new: onnx_format.save(self.finished(name), new))
 
-    def int8_path(self, name: str) -> Path:
-        """The saved file in int8."""
+    def quantised(self, name: str, precision: str = "int8") -> Path:
+        """The saved file in a precision."""
+        known = FORMATS[precision]
 
         def make(new: Path) -> None:
             shutil.copy(self.path(name), new.parent)
-            int8.export(self.every, name, new.parent, ExportOptions(producer="0.0.0"))
+            known.load_exporter().export(self.every, name, new.parent, ExportOptions(producer="0.0.0"))
 
         self.path(name)
-        return made_once(self.folder / int8.INT8.file(name), make)
+        return made_once(self.folder / known.file(name), make)
 
-    def int8_noises(self, name: str) -> list[tuple[Truth, Noise]]:
-        """What the file in int8 is held against, as a proof has it. To be used inside of ``dequantised(model)``."""
-        if name not in self._int8_noises:
-            with dequantised(self.model):
-                self._int8_noises[name] = [
+    def quantised_noises(self, name: str, precision: str = "int8") -> list[tuple[Truth, Noise]]:
+        """What that file is held against, as a proof has it. To be used inside of ``dequantised(model, …)``."""
+        key = (name, precision)
+        if key not in self._quantised_noises:
+            with dequantised(self.model, RULES[precision]):
+                self._quantised_noises[key] = [
                     (truth, Noise(self.model, truth.graph, truth.plan, other=truth.other))
-                    for truth in truths(int8.INT8, self.every[name], self.plan(name))
+                    for truth in truths(FORMATS[precision], self.every[name], self.plan(name))
                 ]
-        return [(truth, _copied(noise)) for truth, noise in self._int8_noises[name]]
+        return [(truth, _copied(noise)) for truth, noise in self._quantised_noises[key]]
 
     def contract(self, name: str) -> Contract:
         return self.every[name].contract
