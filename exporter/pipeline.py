@@ -24,7 +24,7 @@ from .bundle.manifest import (
 )
 from .bundle.staging import Staging, write_json
 from .bundle.versions import version, versions
-from .bundle.writing import export_files, weights_of, write_shared
+from .bundle.writing import weights_of, write_files
 from .cases.plan import check_level
 from .cases.user_cases import read_cases
 from .contracts.contract import GRAPHS
@@ -43,6 +43,7 @@ from .parity.stored import STORED, write_stored
 from .quiet import quiet
 from .report.page import PAGE, parity_page
 from .runtimes.run import Run
+from .task.choice import write_formats
 from .task.gate import task_of
 
 Progress = Callable[[str], None]
@@ -111,8 +112,8 @@ def export_bundle(
             Its training mode is restored afterwards.
         folder: folder for the bundle. If verification fails, the bundle goes to ``<folder>.failed``, and an older one
             at ``folder`` stays.
-        formats: any of ``onnx``, ``int8``, ``int4``, ``torchscript`` and ``pt2``; ``int8`` and ``int4`` are ONNX files
-            with integers for weights.
+        formats: any of ``onnx``, ``int8``, ``int4``, ``auto``, ``torchscript`` and ``pt2``; ``int8`` and ``int4`` are
+            ONNX files with integers for weights, and ``auto`` is int8 with those layers in float32 that the task needs.
         components: names of graphs, from ``GRAPHS`` in ``contracts.contract``; empty means all that the model and the
             formats have.
         opset: opset version of ONNX files, 18 to 25.
@@ -129,7 +130,7 @@ def export_bundle(
         task_data: sentences to decode in float32 and in other precisions; see
             :func:`~mytx.exporter.task.data.read_task`. None takes random ids.
         target_agreement: the share of these that must get the same tokens in both, 0 to 1; None is 0.9 for int8, 0.8
-            for int4, and nothing for random ids.
+            for int4, 0.99 for auto, and nothing for random ids.
         verbose: show the messages of PyTorch and onnxruntime.
         progress: called with the name of each stage.
 
@@ -141,7 +142,7 @@ def export_bundle(
     formats = (formats,) if isinstance(formats, str) else tuple(dict.fromkeys(formats))
     made_of = {FORMATS[name].made_of for name in formats if name in FORMATS} - {"", *formats}
     components = (components,) if isinstance(components, str) else components
-    _check_options(formats, opset, level, jobs)
+    _check_options(formats, opset, level, jobs, verify)
     subject = as_exportable(model, masks)
     if subject.custom:
         _check_custom(formats, jobs)
@@ -162,21 +163,18 @@ def export_bundle(
     seconds: dict[str, float] = {}
     with Staging(Path(folder), force=force) as staging, evaluating(subject.model), subject.tracing(), quiet(verbose):
         with timed(seconds, "export"):
-            if shared:
-                progress("Writing the weights")
-                write_shared(staging.path, graphs, written)
             options = ExportOptions(opset, version(), verbose)
-            export_files(
+            write = partial(
+                write_files,
                 subject.model,
                 subject.graphs,
-                list(graphs),
-                written,
-                staging.path,
-                options,
+                folder=staging.path,
+                shared=shared,
                 masks=masks,
                 jobs=jobs,
                 progress=progress,
             )
+            kept = write_formats(write, list(graphs), written, options, staging.path, task, progress)
             for known in map(FORMATS.__getitem__, made_of):
                 for file in (*map(known.file, graphs), known.weights):
                     (staging.path / file).unlink(missing_ok=True)
@@ -186,7 +184,7 @@ def export_bundle(
             (staging.path / "vocab.json").write_text(vocabulary.to_json(), encoding="utf-8")
         report = None
         if verify:
-            clock = partial(timed, seconds)
+            clock, request = partial(timed, seconds), replace(request, kept=kept)
             report, stored = prove(
                 subject.model, graphs, formats, staging.path, request, timed=clock, progress=progress
             )
@@ -205,13 +203,17 @@ def export_bundle(
     return ExportResult(passed, bundle, report, subject.assumed, digest, seconds, subject.config.get("source", ""))
 
 
-def _check_options(formats: Sequence[str], opset: int, level: str, jobs: int) -> None:
+def _check_options(formats: Sequence[str], opset: int, level: str, jobs: int, verify: bool) -> None:
     check_opset(opset)
     for name in formats:
         if name not in FORMATS:
             raise OptionError(f"there is no format {name!r}", f"choose from {', '.join(FORMATS)}")
     if not formats:
         raise OptionError("no format is given", f"choose from {', '.join(FORMATS)}")
+    if not verify and any(FORMATS[name].mixed for name in formats):
+        raise OptionError(
+            "without verification nothing chooses what stays float32 in auto", "leave out --no-verify (verify=False)"
+        )
     check_level(level)
     if not isinstance(jobs, int) or jobs < 1:
         raise OptionError(f"{jobs!r} jobs cannot work", "give a number, 1 or more")

@@ -14,7 +14,7 @@ from .bundle.open import Bundle, open_bundle
 from .bundle.rebuild import rebuild
 from .bundle.staging import Staging
 from .bundle.versions import version
-from .bundle.writing import export_files, write_shared
+from .bundle.writing import write_files
 from .cases.plan import check_level
 from .cases.user_cases import read_cases
 from .contracts.contract import CUSTOM_KIND
@@ -27,6 +27,7 @@ from .parity.report import ParityReport
 from .parity.stored import STORED, read_stored, write_stored
 from .pipeline import ExportResult, Progress, describe, timed
 from .quiet import quiet
+from .task.choice import write_formats
 from .task.gate import task_of
 
 
@@ -48,7 +49,7 @@ def quantize_bundle(
 
     Args:
         path: the folder of a bundle with ONNX files in ``fp32``. If it was not verified, all its files are, too.
-        precisions: of the new files: ``int8``, ``int4``.
+        precisions: of the new files: ``int8``, ``int4``, ``auto``.
         level: number of test cases: ``quick``, ``standard`` or ``thorough``.
         own: files with your own cases; see :func:`~mytx.exporter.cases.user_cases.read_cases`.
         task_data, target_agreement: as for :func:`~mytx.exporter.pipeline.export_bundle`.
@@ -83,12 +84,15 @@ def quantize_bundle(
     with Staging(bundle.folder, force=True) as staging, evaluating(subject.model), quiet(verbose):
         with timed(seconds, "export"):
             _copy_files(bundle, staging.path)
-            if (staging.path / WEIGHTS).exists():
-                write_shared(staging.path, graphs, formats)
             options = ExportOptions(producer=version(), verbose=verbose)
-            export_files(subject.model, subject.graphs, list(graphs), formats, staging.path, options, progress=progress)
+            shared = (staging.path / WEIGHTS).exists()
+            write = partial(
+                write_files, subject.model, subject.graphs, folder=staging.path, shared=shared, progress=progress
+            )
+            kept = write_formats(write, list(graphs), formats, options, staging.path, task, progress)
         proven = formats if verified else [*present, *formats]
         clock = partial(timed, seconds)
+        request = replace(request, kept=kept)
         found, stored = prove(subject.model, graphs, proven, staging.path, request, timed=clock, progress=progress)
         report = _together(bundle, found) if verified else found
         if task:

@@ -260,7 +260,8 @@ def _verify_rebuilt(
         progress("Rebuilding the model")
         source = rebuild(bundle, factory)
         graphs = source.graphs
-        request = Request(level, read_cases(own, [graph.contract for graph in graphs.values()]), verbose)
+        cases = read_cases(own, [graph.contract for graph in graphs.values()])
+        request = Request(level, cases, verbose, kept=bundle.manifest.kept)
         names = [known.name for known in formats]
         with source.tracing():
             report, _ = prove(source.model, graphs, names, bundle.folder, request, progress=progress)

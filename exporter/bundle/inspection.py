@@ -51,6 +51,7 @@ def _inspect_bundle(path: Path) -> dict[str, Any]:
             f"now: {whole}",
         ],
         **{f"{entry.contract.graph}  ({file})": _describe_contract(entry) for file, entry in manifest.graphs.items()},
+        "Decoded beside float32": [f"{one.file}: {'; '.join(one.lines)}" for one in manifest.task],
         "Assumed, as the checkpoint does not say": [
             f"{item['name']}={item['value']} ({item['source']})" for item in manifest.assumed
         ],

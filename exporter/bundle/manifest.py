@@ -20,6 +20,7 @@ from ..contracts.contract import Contract
 from ..errors import BundleError, OptionError
 from ..formats.onnx.storage import read_header
 from ..formats.table import FORMATS, PRECISIONS
+from ..parity.task_report import TaskReport
 from .typed import fits
 
 MANIFEST = "manifest.json"
@@ -93,6 +94,32 @@ class Manifest:
     def weights_sha256(self) -> str | None:
         """The SHA-256 of the weights, as :func:`weights_sha256` gives it; None if the manifest does not say."""
         return self.model.get("weights_sha256")
+
+    @property
+    def task(self) -> tuple[TaskReport, ...]:
+        """How files of other precisions decode, beside float32.
+
+        Raises:
+            BundleError: if this part of the manifest is damaged.
+        """
+        try:
+            return tuple(map(TaskReport.from_dict, self.parity.get("task", ())))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise BundleError(f"the task in {MANIFEST} is damaged", REBUILD) from error
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """The names of the weights that are float32 in files in ``auto``.
+
+        Raises:
+            BundleError: if there are such files, and the manifest does not say.
+        """
+        if not self.of_format("auto"):
+            return frozenset()
+        layers = [one.layers for one in self.task if one.precision == "auto"]
+        if not layers:
+            raise BundleError(f"{MANIFEST} does not say what is float32 in files in auto", REBUILD)
+        return frozenset(name for layer in layers[-1] if layer.kept for name in layer.weights)
 
     def of_format(self, name: str) -> dict[str, GraphEntry]:
         """The graphs with a file in this format, by the name of the graph."""

@@ -46,7 +46,8 @@ def open_bundle(
 
     Args:
         path: the folder.
-        precision: of the ONNX files to run: ``fp32``, ``int8`` or ``int4``; None means the first of these that it has.
+        precision: of the ONNX files to run: ``fp32``, ``int8``, ``int4`` or ``auto``; None means the first of these
+            that it has.
         allow_failed: also open a bundle whose parity failed.
         check: check all files with the manifest first.
         options: how to run its graphs. An execution provider that this machine lacks raises ``OptionError`` when a

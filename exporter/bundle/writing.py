@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from torch import nn
 
@@ -17,7 +18,7 @@ from ...models.checkpoints.values import is_finite
 from ..cases.case import Array
 from ..errors import ExportError
 from ..formats.onnx.shared_weights import write_weights
-from ..formats.quantisation import RULES, quantised_weights
+from ..formats.quantisation import quantised_weights, rule_of
 from ..formats.table import FORMATS, ExportOptions
 from ..graphs.graph import Graph
 from ..graphs.model_graphs import graphs_of
@@ -33,6 +34,34 @@ class Task:
 
     format: str
     graph: str
+
+
+class Write(Protocol):
+    """:func:`write_files`, with all but these arguments given."""
+
+    def __call__(self, chosen: Sequence[str], formats: Sequence[str], *, options: ExportOptions) -> None: ...
+
+
+def write_files(
+    model: nn.Module,
+    graphs: dict[str, Graph],
+    chosen: Sequence[str],
+    formats: Sequence[str],
+    folder: Path,
+    *,
+    options: ExportOptions,
+    shared: bool,
+    masks: str | None = None,
+    jobs: int = 1,
+    progress: Progress = lambda _: None,
+) -> None:
+    """Write the files of the ``chosen`` graphs, and first the weights that ONNX files share, if they are ``shared``.
+    For the other arguments see :func:`export_files`.
+    """
+    if shared:
+        progress("Writing the weights")
+        write_shared(folder, {name: graphs[name] for name in chosen}, formats, options.kept)
+    export_files(model, graphs, chosen, formats, folder, options, masks=masks, jobs=jobs, progress=progress)
 
 
 def export_files(
@@ -81,13 +110,17 @@ def weights_of(graphs: dict[str, Graph]) -> dict[str, dict[str, Array]]:
     return {name: {key: tensor.numpy() for key, tensor in graph.weights().items()} for name, graph in graphs.items()}
 
 
-def write_shared(folder: Path, graphs: dict[str, Graph], formats: Sequence[str]) -> None:
-    """Write the weights that ONNX files share, a file for each precision among ``formats``."""
+def write_shared(
+    folder: Path, graphs: dict[str, Graph], formats: Sequence[str], kept: frozenset[str] = frozenset()
+) -> None:
+    """Write the weights that ONNX files share, a file for each precision among ``formats``; those ``kept`` are float32
+    in formats that are ``mixed``.
+    """
     weights = weights_of(graphs)
     for known in map(FORMATS.__getitem__, formats):
         if known.made_of:
             every = {name: array for own in weights.values() for name, array in own.items()}
-            everything = quantised_weights(every, RULES[known.precision], next(iter(graphs.values())).looked_up())
+            everything = quantised_weights(every, rule_of(known, kept), next(iter(graphs.values())).looked_up())
             write_weights(folder, {"": everything}, known.weights)
         elif known.precision:
             write_weights(folder, weights, known.weights)

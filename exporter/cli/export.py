@@ -70,7 +70,8 @@ onnx_options = together(
         multiple=True,
         type=click.Choice(list(PRECISIONS)),
         help="Precision of the ONNX files; int8: 8-bit integers in all products, a quarter of the size; int4: 4-bit "
-        "weights, a sixth, for onnxruntime only. Repeatable.  [fp32]",
+        "weights, a sixth, for onnxruntime only; auto: int8 with those layers in float32 that your task needs. "
+        "Repeatable.  [fp32]",
     ),
     click.option("--opset", type=int, default=18, show_default=True, help="ONNX opset version, 18 to 25."),
     click.option(

@@ -49,7 +49,7 @@ provider_option: Decorator = click.option(
 precision_option: Decorator = click.option(
     "--precision",
     type=click.Choice(list(PRECISIONS)),
-    help="Precision of the ONNX files to run.  [the first that the bundle has of fp32, int8, int4]",
+    help="Precision of the ONNX files to run.  [the first that the bundle has of fp32, int8, int4, auto]",
 )
 plan_option: Decorator = click.option(
     "--plan",
@@ -138,13 +138,14 @@ task_options: Decorator = together(
         "--task-data",
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="For int8 and int4: text file of sentences to decode in these and in float32. Each line is a source, or a "
-        "source, a tab and the right result.  [the demo's held-out words, or random ids]",
+        help="For int8, int4 and auto: text file of sentences to decode in these and in float32. Each line is a source, "
+        "or a source, a tab and the right result.  [the demo's held-out words, or random ids]",
     ),
     click.option(
         "--target-agreement",
         type=click.FloatRange(0, 1),
-        help="The share of these that must get the same tokens in both.  [int8: 0.9, int4: 0.8; none for random ids]",
+        help="The share of these that must get the same tokens in both.  [int8: 0.9, int4: 0.8, auto: 0.99; none for "
+        "random ids]",
     ),
 )
 model_option: Decorator = click.option(

@@ -14,16 +14,18 @@ be put back into the model without rounding, and to quantise them once more chan
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cases.case import Array
 from ..errors import ExportError
+from .table import Format
 
 LIMIT = 64  # the largest integer in a product: 2 * 255 * 64 fits into 16 bits
 LOOKUP_LIMIT = 127  # in what is only looked up
@@ -50,26 +52,36 @@ class Quantised:
     floats: Array
 
 
-class Rule(Protocol):
-    """How the matrices of a precision are quantised."""
+@dataclass(frozen=True)
+class Rule(abc.ABC):
+    """How matrices are quantised.
 
-    precision: str
+    Attributes:
+        kept: the names of those that stay float32.
+    """
 
-    def takes(self, shape: Sequence[int]) -> bool:
-        """Whether a weight of this shape is quantised."""
-        ...
+    precision: ClassVar[str]
+    kept: frozenset[str] = frozenset()
 
+    def takes(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether the weight of this name and shape is quantised."""
+        return name not in self.kept and self.fits(shape)
+
+    @abc.abstractmethod
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether a weight of this shape can be quantised, and is worth it."""
+
+    @abc.abstractmethod
     def quantise(self, matrix: Array, looked_up: bool) -> Quantised:
         """Finite float32 values ``[R, …]`` in integers; ``looked_up`` where they are in no product."""
-        ...
 
 
-class Rows:
+class Rows(Rule):
     """The rule of int8."""
 
     precision = "int8"
 
-    def takes(self, shape: Sequence[int]) -> bool:
+    def fits(self, shape: Sequence[int]) -> bool:
         """Not a vector, and not a single row."""
         return len(shape) > 1 and shape[0] > 1 and math.prod(shape[1:]) > 1
 
@@ -82,12 +94,12 @@ class Rows:
         return Quantised(values, factors, values.astype(np.float32) * factors)
 
 
-class Blocks:
+class Blocks(Rule):
     """The rule of int4."""
 
     precision = "int4"
 
-    def takes(self, shape: Sequence[int]) -> bool:
+    def fits(self, shape: Sequence[int]) -> bool:
         """Not a single row, and not rows of less than half a block, which would become larger."""
         return len(shape) > 1 and shape[0] > 1 and math.prod(shape[1:]) >= BLOCK // 2
 
@@ -105,6 +117,11 @@ class Blocks:
 
 
 RULES: Mapping[str, Rule] = {rule.precision: rule for rule in (Rows(), Blocks())}
+
+
+def rule_of(known: Format, kept: Collection[str] = ()) -> Rule:
+    """The rule for files in a format, of which those that are ``mixed`` have the weights ``kept`` in float32."""
+    return replace(RULES[known.rule], kept=frozenset(kept if known.mixed else ()))
 
 
 def packed(values: NDArray[Any]) -> NDArray[np.uint8]:
@@ -152,7 +169,7 @@ def quantised_weights(weights: Mapping[str, Array], rule: Rule, looked_up: Colle
     found: dict[str, Array] = {}
     known: dict[int, Quantised] = {}  # names that are tied have one memory
     for name, weight in weights.items():
-        if rule.takes(weight.shape):
+        if rule.takes(name, weight.shape):
             if weight.ctypes.data not in known:
                 known[weight.ctypes.data] = quantise(name, weight, rule, looked_up)
             quantised = known[weight.ctypes.data]

@@ -29,6 +29,8 @@ class Format:
         runs_code: whether opening a file can run code that somebody put into it.
         precision: of the products in an ONNX file, as ``--precision`` names it; empty for other formats.
         made_of: the format whose files its own are made of.
+        rule: by which its weights are integers; see :mod:`mytx.exporter.formats.quantisation`.
+        mixed: whether some weights stay float32, so that the task holds.
         weights: the file with the weights that ONNX files share.
         runtime: the only one that can run its files; empty where others can, too.
     """
@@ -42,6 +44,8 @@ class Format:
     runs_code: bool = False
     precision: str = ""
     made_of: str = ""
+    rule: str = ""
+    mixed: bool = False
     weights: str = ""
     runtime: str = ""
 
@@ -64,15 +68,34 @@ FORMATS = {
     row.name: row
     for row in (
         Format("onnx", ".onnx", "onnx.files", custom=True, precision="fp32", weights="weights.bin"),
-        Format("int8", ".int8.onnx", "onnx.int8", precision="int8", made_of="onnx", weights="weights.int8.bin"),
+        Format(
+            "int8",
+            ".int8.onnx",
+            "onnx.int8",
+            precision="int8",
+            made_of="onnx",
+            rule="int8",
+            weights="weights.int8.bin",
+        ),
         Format(
             "int4",
             ".int4.onnx",
             "onnx.int4",
             precision="int4",
             made_of="onnx",
+            rule="int4",
             weights="weights.int4.bin",
             runtime="onnxruntime",
+        ),
+        Format(
+            "auto",
+            ".auto.onnx",
+            "onnx.auto",
+            precision="auto",
+            made_of="onnx",
+            rule="int8",
+            mixed=True,
+            weights="weights.auto.bin",
         ),
         Format(
             "torchscript",
@@ -97,11 +120,13 @@ class ExportOptions:
         opset: the opset of ONNX files.
         producer: the name and version of the program, as files state it.
         verbose: show PyTorch's own messages.
+        kept: the names of weights that stay float32 in files of formats that are ``mixed``.
     """
 
     opset: int = 18
     producer: str = ""
     verbose: bool = False
+    kept: frozenset[str] = frozenset()
 
 
 def label(graph: str, format_name: str) -> str:

@@ -14,7 +14,7 @@ from ..cases.case import Array, Case, small
 from ..cases.identities import every_case
 from ..cases.plan import check_level
 from ..contracts.contract import Contract
-from ..formats.quantisation import RULES, quantised_weights
+from ..formats.quantisation import quantised_weights, rule_of
 from ..formats.table import FORMATS, Format
 from ..graphs.graph import Graph
 from ..memory import release_memory
@@ -50,12 +50,14 @@ class Request:
         own: a user's own cases, by graph.
         verbose: let the runtimes' own messages through.
         originals: by graph, another implementation of the model, in float64.
+        kept: the names of weights that stay float32 in files of formats that are ``mixed``.
     """
 
     level: str = "standard"
     own: Mapping[str, Sequence[Case]] | None = None
     verbose: bool = False
     originals: Mapping[str, Run] | None = None
+    kept: frozenset[str] = frozenset()
 
 
 def prove(
@@ -103,21 +105,22 @@ def prove(
             reports += _prove_eager(graphs, graph, noise, (request.originals or {}).get(name))
             untried = _untried(graph, plan, noise.references)
             for known in (known for known in held[name] if not known.made_of):
-                found = _prove_file(graphs, graph, known, folder, noise, request.verbose, progress)
+                found = _prove_file(graphs, graph, known, folder, noise, request, progress)
                 reports += [replace(report, notes=(*report.notes, *untried)) for report in found]
                 release_memory()
         room.stored[name] = noise.stored()
         del noise
         release_memory(cycles=False)
         for known in (known for known in held[name] if known.made_of):
-            with dequantised(model, RULES[known.precision]):
-                for truth in truths(known, graph, plan):
+            rule = rule_of(known, request.kept)
+            with dequantised(model, rule):
+                for truth in truths(known, rule, graph, plan):
                     progress(f"Computing the reference of {known.file(name)} in PyTorch")
                     with timed("reference"):
                         noise = Noise(model, truth.graph, truth.plan, room.of(truth.key), truth.other)
                     with timed("verify"):
                         takes = truth.takes
-                        reports += _prove_file(graphs, graph, known, folder, noise, request.verbose, progress, takes)
+                        reports += _prove_file(graphs, graph, known, folder, noise, request, progress, takes)
                     room.stored[truth.key] = noise.stored()
                     del noise
                     release_memory()
@@ -163,8 +166,9 @@ def contract_of_file(known: Format, graph: Graph) -> Contract:
     return graph.flexible if known.flexible else graph.contract
 
 
-def weights_of_file(known: Format, graph: Graph) -> dict[str, Array]:
-    """What the file of ``graph`` in a format must hold, by name: the model's weights, or what is made of them.
+def weights_of_file(known: Format, graph: Graph, kept: Collection[str] = ()) -> dict[str, Array]:
+    """What the file of ``graph`` in a format must hold, by name: the model's weights, or what is made of them, except
+    of those ``kept`` in float32 where the format is ``mixed``.
 
     Raises:
         ExportError: where a weight is not finite, and the format cannot hold that.
@@ -172,7 +176,7 @@ def weights_of_file(known: Format, graph: Graph) -> dict[str, Array]:
     scripted = graph.scripted if known.name == "torchscript" else None
     tensors = graph.weights() if scripted is None else dict(scripted().state_dict())
     weights: dict[str, Array] = {name: tensor.numpy() for name, tensor in tensors.items()}
-    return quantised_weights(weights, RULES[known.precision], graph.looked_up()) if known.made_of else weights
+    return quantised_weights(weights, rule_of(known, kept), graph.looked_up()) if known.made_of else weights
 
 
 def _prove_file(
@@ -181,19 +185,19 @@ def _prove_file(
     known: Format,
     folder: Path,
     noise: Noise,
-    verbose: bool,
+    request: Request,
     progress: Progress,
     takes: Callable[[Run], bool] = lambda run: True,
 ) -> list[GraphReport]:
     progress(f"Verifying {known.file(graph.name)}")
     path = folder / known.file(graph.name)
-    weights = weights_of_file(known, graph)
+    weights = weights_of_file(known, graph, request.kept)
     found = find_weights(known.name, path, weights, others=graph.contract.custom)
     del weights
     release_memory()
     contract = contract_of_file(known, graph)
     present = [name for name, item in graphs.items() if known.holds(item.contract)]
-    runs = [run for run in runs_of(known, contract, present, folder, verbose) if takes(run)]
+    runs = [run for run in runs_of(known, contract, present, folder, request.verbose) if takes(run)]
     with lent(graph.module.model, folder):
         return verify_file(
             path,

@@ -24,14 +24,15 @@ from torch.overrides import TorchFunctionMode
 
 from ..cases.case import Case, small
 from ..cases.identities import only
-from ..formats.quantisation import BLOCK, RULES, Rule, quantise
+from ..formats.quantisation import BLOCK, Rule, quantise
 from ..formats.table import Format
 from ..graphs.graph import Graph
-from ..graphs.parameters import multiplied
+from ..graphs.parameters import multiplied, named_tensors
 from ..graphs.precision import memory_of
 from ..runtimes.run import Run
 from .stored import key_of
 
+FUSING = (torch.cat, Tensor.detach, Tensor.mul, Tensor.clone)  # by these the model makes a weight of others
 STEPS = 255  # between the smallest and the largest of 8 bits
 
 
@@ -58,14 +59,14 @@ class Truth:
         return run.lifted == self.lifted
 
 
-def truths(known: Format, graph: Graph, plan: Sequence[Case]) -> list[Truth]:
-    """What the file of ``graph`` in a precision is held against.
+def truths(known: Format, rule: Rule, graph: Graph, plan: Sequence[Case]) -> list[Truth]:
+    """What the file of ``graph`` in a format is held against, whose weights are quantised by ``rule``.
 
     In int8 the rounding of a value depends on all values that are rounded with it. So identities, such as that a
     sentence gives the same alone, hold without rounding only.
     """
-    rule = RULES[known.precision]
-    rounded, other = (replace(graph, within=partial(RoundedProducts, rule, nudged)) for nudged in (False, True))
+    model = graph.module.model
+    rounded, other = (replace(graph, within=partial(RoundedProducts, rule, model, nudged)) for nudged in (False, True))
     return [
         Truth(key_of(known, graph.name), rounded, other, only(plan, lambda case: case.same_as is None), False),
         Truth(key_of(known, graph.name, lifted=True), graph, None, only(plan, small), True),
@@ -81,7 +82,9 @@ def dequantised(model: nn.Module, rule: Rule) -> Iterator[None]:
     """
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     matrices = {
-        name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and rule.takes(tensor.shape)
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and rule.takes(name, tensor.shape)
     }
     looked_up = tensors.keys() - multiplied(model)
     own = [(tensor, tensor.data) for tensor in matrices.values()]
@@ -104,16 +107,26 @@ class RoundedProducts(TorchFunctionMode):
 
     Args:
         rule: of the matrices.
+        model: they are its own. Those that the rule keeps are in products without rounding, and what the model makes
+            of them, too.
         nudged: in float32, round about one of them to the other side.
     """
 
-    def __init__(self, rule: Rule, nudged: bool = False) -> None:
+    def __init__(self, rule: Rule, model: nn.Module, nudged: bool = False) -> None:
         super().__init__()
         self.rule = rule
         self.nudged = nudged
+        tensors = named_tensors(model) if rule.kept else {}
+        self._kept = {tensors[name].data_ptr() for name in rule.kept & tensors.keys()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.linear and self.rule.takes(args[1].shape):
+        if self._kept and func in FUSING:
+            result = func(*args, **(kwargs or {}))
+            tensors = args[0] if func is torch.cat else args[:1]
+            if all(map(self._is_kept, tensors)):
+                result.is_kept = True
+            return result
+        if func is F.linear and self.rule.fits(args[1].shape) and not self._is_kept(args[1]):
             x, matrix = ROUNDED[self.rule.precision](args[0], self.nudged), args[1]
             if self.rule.precision == "int4" and x.dtype == torch.float32:
                 shifts = _shifts(matrix)
@@ -121,6 +134,9 @@ class RoundedProducts(TorchFunctionMode):
                 return func(x, shifted, *args[2:]) - F.linear(_in_blocks(x).sum(dim=-1), shifts)
             args = (x, *args[1:])
         return func(*args, **(kwargs or {}))
+
+    def _is_kept(self, tensor: Tensor) -> bool:
+        return hasattr(tensor, "is_kept") or tensor.data_ptr() in self._kept
 
 
 def rounded(x: Tensor, nudged: bool = False) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+SHOWN = 5  # layers in a sentence
 Z = 1.959964  # standard deviations of a normal distribution that hold 95 %
 
 
@@ -36,6 +38,26 @@ class Measure:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """What it costs to have one layer in integers, and no other.
+
+    Attributes:
+        name: state-dict name of its weight; of query, key and value of an attention, which are one layer,
+            ``….{q,k,v}_proj.weight``.
+        weights: the names of its weights.
+        divergence: mean Kullback-Leibler divergence of the distribution of the next token from float32, in nats.
+        saved: bytes that its integers save.
+        kept: whether it stays float32.
+    """
+
+    name: str
+    weights: tuple[str, ...]
+    divergence: float = 0.0
+    saved: int = 0
+    kept: bool = False
+
+
+@dataclass(frozen=True)
 class TaskReport:
     """How a file of another precision decodes the task's sentences, beside the model in float32. Greedy search.
 
@@ -49,6 +71,7 @@ class TaskReport:
         score: mean absolute difference of the scores of these sentences, in log-probability for a token.
         target: the share of sentences that must be the same; None if they need not.
         measures: against the references, if the data have some.
+        layers: of a file in ``auto``, or if the target is missed: that with the largest divergence for its size first.
     """
 
     file: str
@@ -60,6 +83,7 @@ class TaskReport:
     score: float
     target: float | None = None
     measures: tuple[Measure, ...] = ()
+    layers: tuple[Layer, ...] = ()
 
     @property
     def share(self) -> float:
@@ -87,6 +111,24 @@ class TaskReport:
         wanted = "" if self.passed or self.target is None else f", and {100 * self.target:g} % must"
         return f"{same}: {100 * self.share:.1f} % ({low:.1f} to {high:.1f}){wanted}"
 
+    @property
+    def lines(self) -> list[str]:
+        """All that is known, in sentences without an end: the result, the measures, and what the layers cost."""
+        tokens = f"{100 * self.tokens:.1f} % of the tokens"
+        return [self.words, "; ".join([tokens, *(measure.words for measure in self.measures)])] + (
+            [self.about_layers] if self.about_layers else []
+        )
+
+    @property
+    def about_layers(self) -> str:
+        """Which layers stay float32, or cost most; empty if nothing is known about them."""
+        kept = [layer for layer in self.layers if layer.kept]
+        if kept:
+            return f"{len(kept)} of {len(self.layers)} layers stay float32: {_named(kept)}"
+        if self.passed:
+            return f"all {len(self.layers)} layers are in integers" if self.layers else ""
+        return f"most is lost in {_named(self.layers)}; with --precision auto such stay float32" if self.layers else ""
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {**asdict(self), "passed": self.passed, "interval": list(self.interval)}
@@ -95,4 +137,11 @@ class TaskReport:
     def from_dict(cls, values: dict[str, Any]) -> TaskReport:
         """The report that :meth:`to_dict` wrote."""
         own = {name: value for name, value in values.items() if name not in ("passed", "interval")}
-        return cls(**{**own, "measures": tuple(Measure(**measure) for measure in own["measures"])})
+        layers = tuple(Layer(**{**one, "weights": tuple(one["weights"])}) for one in own.get("layers", ()))
+        return cls(**{**own, "measures": tuple(Measure(**one) for one in own["measures"]), "layers": layers})
+
+
+def _named(layers: Sequence[Layer]) -> str:
+    """The first of ``layers``, with their divergence."""
+    words = ", ".join(f"{layer.name} ({layer.divergence:.1e} nats)" for layer in layers[:SHOWN])
+    return words if len(layers) <= SHOWN else f"{words} and {len(layers) - SHOWN} more"

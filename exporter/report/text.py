@@ -64,9 +64,8 @@ def print_report(
         print_table(console, result_table(report.graphs))
     for one in report.task:
         colour = "green" if one.passed else "red"
-        extra = f", {100 * one.tokens:.1f} % of the tokens{''.join(f'; {measure.words}' for measure in one.measures)}"
         console.print(
-            f"[{colour}]{escape(one.file)}[/]: {escape(one.words + extra)}", soft_wrap=not console.is_terminal
+            f"[{colour}]{escape(one.file)}[/]: {escape('; '.join(one.lines))}", soft_wrap=not console.is_terminal
         )
     if report.graphs and verbose:
         console.print()

@@ -21,6 +21,7 @@ MODULES = {
     "onnx": "onnx_runs",
     "int8": "int8_runs",
     "int4": "int4_runs",
+    "auto": "int8_runs",
     "torchscript": "torchscript",
     "pt2": "pt2",
 }

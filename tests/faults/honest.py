@@ -15,7 +15,7 @@ import torch
 from onnx import numpy_helper
 from torch import Generator, Tensor, nn
 
-from exported_models import KINDS, lively, plain, shaken, translation
+from exported_models import KINDS, kept_of, lively, plain, shaken, translation
 from mytx.exporter.formats.onnx import export as onnx_format
 from mytx.exporter.formats.onnx import files as onnx_files
 from mytx.exporter.formats.table import FORMATS, ExportOptions
@@ -193,6 +193,7 @@ def examine_honest(
     torch.manual_seed(20)
     model = architecture.build().eval() if name == DEMO else shaken(architecture.build())
     every = graphs_of(model, architecture.masks)
+    kept = kept_of(model)
     originals = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
     sets = {key: draw for key, draw in weights_of(name).items() if chosen is None or key in chosen}
     decoded = set(DECODED_WEIGHTS) & set(sets) if name in DECODING else set()
@@ -209,9 +210,9 @@ def examine_honest(
             others = QUANTISED if weights in QUANTISED_WEIGHTS else []
             for known in others:
                 for graph in graphs:
-                    FORMATS[known].load_exporter().export(graphs, graph, Path(patched), ExportOptions())
+                    FORMATS[known].load_exporter().export(graphs, graph, Path(patched), ExportOptions(kept=kept))
             report, _ = prove(
-                model, graphs, ["onnx", *others], Path(patched), Request(), timed=lambda stage: nullcontext()
+                model, graphs, ["onnx", *others], Path(patched), Request(kept=kept), timed=lambda stage: nullcontext()
             )
             yield _judge(name, weights, report, graphs, Path(patched))
 

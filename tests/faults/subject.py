@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto
 
-from exported_models import Exported
+from exported_models import Exported, kept_of
 from mytx.exporter.cases.case import Case, small
 from mytx.exporter.contracts.contract import Contract
-from mytx.exporter.formats.quantisation import RULES
+from mytx.exporter.formats.quantisation import rule_of
 from mytx.exporter.formats.table import FORMATS, Format
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.parity.compare import Comparison, Expected, compare_case
@@ -120,7 +120,9 @@ class Subject:
 
     def verify(self) -> list[GraphReport]:
         """The reports of the standard plan."""
-        found = find_weights(self.known.name, self.path, weights_of_file(self.known, self.honest_graph))
+        found = find_weights(
+            self.known.name, self.path, weights_of_file(self.known, self.honest_graph, kept_of(self.exported.model))
+        )
         if self.noises:
             return self._verify_quantised(found)
         graph = self.reference or self.honest_graph
@@ -140,7 +142,7 @@ class Subject:
         )
 
     def _verify_quantised(self, found: list[Finding]) -> list[GraphReport]:
-        with dequantised(self.exported.model, RULES[self.known.precision]):
+        with dequantised(self.exported.model, rule_of(self.known, kept_of(self.exported.model))):
             return [
                 report
                 for truth, noise in self.noises

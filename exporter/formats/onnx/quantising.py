@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from ...graphs.graph import Graph
-from ..quantisation import SCALE, Rule, quantise
+from ..quantisation import SCALE, Rule, quantise, rule_of
 from ..table import FORMATS, ExportOptions, Format
 from .export import finish, save
 
@@ -42,7 +42,8 @@ def export_quantised(
     """
     model = ir.load(folder / FORMATS[known.made_of].file(name))
     graph = graphs[name]
-    matrices = {key for key, tensor in graph.weights().items() if rewriter.rule.takes(tensor.shape)}
+    rule = rule_of(known, options.kept)
+    matrices = {key for key, tensor in graph.weights().items() if rule.takes(key, tensor.shape)}
     to_integers(model, rewriter(graph.looked_up()), matrices)
     finish(model, graph.contract, {"mytx.version": options.producer, "mytx.precision": known.precision})
     save(model, folder / known.file(name), known.weights)

@@ -19,6 +19,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnxruntime import InferenceSession
+from torch import nn
 
 from exported_models import Exported, build
 from mytx.exporter.cases.case import Array
@@ -124,11 +125,11 @@ def test_float64_is_never_nudged(rounded: Rounded) -> None:
 @pytest.mark.parametrize(("precision", "rounded"), [("int8", rounded), ("int4", rounded_blocks)])
 def test_products_with_matrices_are_rounded_and_no_others(precision: str, rounded: Rounded) -> None:
     x, matrix = torch.randn(5, 40), torch.randn(6, 40)
-    with RoundedProducts(RULES[precision]):
+    with RoundedProducts(RULES[precision], nn.Module()):
         found, vector, both = F.linear(x, matrix), F.linear(x, matrix[:1]), x @ matrix.T
     # In 4 bits the operator shifts weights, and float32 is less exact.
     torch.testing.assert_close(found, F.linear(rounded(x), matrix), rtol=0, atol=0 if precision == "int8" else 1e-4)
-    with RoundedProducts(RULES[precision]):
+    with RoundedProducts(RULES[precision], nn.Module()):
         exact = F.linear(x.double(), matrix.double())
     assert torch.equal(exact, F.linear(rounded(x.double()), matrix.double()))
     assert not torch.equal(found, F.linear(x, matrix))
@@ -173,7 +174,7 @@ def test_tied_weights_stay_tied(precision: str) -> None:
 
 def test_without_rounding_it_is_held_against_the_identities_too(translation: Exported) -> None:
     graph, plan = translation.every["decoder"], translation.plan("decoder")
-    rounding, exact = truths(INT8, graph, plan)
+    rounding, exact = truths(INT8, RULES["int8"], graph, plan)
     assert (rounding.key, exact.key) == ("decoder.int8", "decoder.int8.exact")
     assert (rounding.lifted, exact.lifted) == (False, True)
     assert [case.name for case in rounding.plan] == [case.name for case in plan if case.same_as is None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch import nn
 
 from kept import made_once
 from mytx.exporter.cases.case import Case
@@ -17,7 +19,7 @@ from mytx.exporter.cases.identities import whole_plan
 from mytx.exporter.contracts.contract import Contract
 from mytx.exporter.formats.onnx import export as onnx_format
 from mytx.exporter.formats.onnx import files as onnx_files
-from mytx.exporter.formats.quantisation import RULES
+from mytx.exporter.formats.quantisation import rule_of
 from mytx.exporter.formats.table import FORMATS, PLAIN, ExportOptions
 from mytx.exporter.graphs.graph import Graph
 from mytx.exporter.graphs.model_graphs import graphs_of
@@ -88,6 +90,7 @@ KINDS: dict[str, tuple[Callable[[], Model], str | None]] = {
     ),
 }
 # Those for tests of searches, too.
+KEPT = re.compile(r"layers\.0\.(self_attn\.[qkv]_proj|linear1)\.weight|embedding\.weight")
 EVERY_KIND = {**KINDS, "lively": (lively, None)}
 
 
@@ -108,6 +111,11 @@ def shaken(model: Model) -> Model:
 def plain(graphs: dict[str, Graph]) -> dict[str, Graph]:
     """Those of ``graphs`` that do not decode."""
     return {name: graph for name, graph in graphs.items() if name in PLAIN}
+
+
+def kept_of(model: nn.Module) -> frozenset[str]:
+    """Weights that stay float32 in files that are ``auto``, where no task chooses them."""
+    return frozenset(name for name in model.state_dict() if KEPT.search(name))
 
 
 class Exported:
@@ -151,7 +159,9 @@ class Exported:
 
         def make(new: Path) -> None:
             shutil.copy(self.path(name), new.parent)
-            known.load_exporter().export(self.every, name, new.parent, ExportOptions(producer="0.0.0"))
+            known.load_exporter().export(
+                self.every, name, new.parent, ExportOptions(producer="0.0.0", kept=kept_of(self.model))
+            )
 
         self.path(name)
         return made_once(self.folder / known.file(name), make)
@@ -160,10 +170,12 @@ class Exported:
         """What that file is held against, as a proof has it. To be used inside of ``dequantised(model, …)``."""
         key = (name, precision)
         if key not in self._quantised_noises:
-            with dequantised(self.model, RULES[precision]):
+            known = FORMATS[precision]
+            rule = rule_of(known, kept_of(self.model))
+            with dequantised(self.model, rule):
                 self._quantised_noises[key] = [
                     (truth, Noise(self.model, truth.graph, truth.plan, other=truth.other))
-                    for truth in truths(FORMATS[precision], self.every[name], self.plan(name))
+                    for truth in truths(known, rule, self.every[name], self.plan(name))
                 ]
         return [(truth, _copied(noise)) for truth, noise in self._quantised_noises[key]]
 

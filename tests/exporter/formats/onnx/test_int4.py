@@ -40,7 +40,7 @@ def test_every_product_with_a_weight_has_4_bits(kind: str, exports: Callable[[st
         before, after = (onnx.load(path) for path in (exported.path(name), exported.quantised(name, "int4")))
         assert {entry.domain: entry.version for entry in after.opset_import} == {"": 18, "com.microsoft": 1}
         kinds = [Counter(node.op_type for node in nodes(model.graph)) for model in (before, after)]
-        weights = {key for key, tensor in graph.weights().items() if RULES["int4"].takes(tensor.shape)}
+        weights = {key for key, tensor in graph.weights().items() if RULES["int4"].fits(tensor.shape)}
         multiplied = weights - graph.looked_up()
         assert kinds[1]["MatMulNBits"] == len(multiplied) > 0
         assert kinds[0]["MatMul"] + kinds[0]["Gemm"] == len(multiplied) + kinds[1]["MatMul"] + kinds[1]["Gemm"]
