@@ -138,8 +138,8 @@ task_options: Decorator = together(
         "--task-data",
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="For int8, int4 and auto: text file of sentences to decode in these and in float32. Each line is a source, "
-        "or a source, a tab and the right result.  [the demo's held-out words, or random ids]",
+        help="For int8, int4 and auto: text file of sentences to decode in these and in float32. Each line is a "
+        "source, or a source, a tab and the right result.  [the demo's held-out words, or random ids]",
     ),
     click.option(
         "--target-agreement",

@@ -91,10 +91,10 @@ def _inputs(model: SequenceModel, pairs: Pairs) -> tuple[tuple[Tensor, ...], Ten
     config = model.config
     room = max(1, min(POSITIONS, VALUES // config.tgt_vocab_size))
     step = max(1, sum(len(target) + 1 for _, target in pairs) // room)
-    sources, targets = zip(*pairs[::step], strict=True)
-    (src, src_padding), (tgt, tgt_padding) = (
-        padded(rows, config.pad_id) for rows in (sources, [(config.bos_id, *target) for target in targets])
-    )
+    sources, results = zip(*pairs[::step], strict=True)
+    # What the decoder has read when it gives the last token: of a result as long as can be that is not the whole.
+    targets = [(config.bos_id, *result)[: config.max_length] for result in results]
+    (src, src_padding), (tgt, tgt_padding) = (padded(rows, config.pad_id) for rows in (sources, targets))
     return tuple(map(torch.from_numpy, (src, tgt, src_padding, tgt_padding))), ~torch.from_numpy(tgt_padding)
 
 
