@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fault_auto
 import fault_int4
 import fault_int8
 import fault_interfaces
@@ -35,6 +36,7 @@ FAULTS: tuple[Fault, ...] = tuple(
         fault_searches,
         fault_int8,
         fault_int4,
+        fault_auto,
     )
     for entry in module.FAULTS
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from subject import Subject
 
@@ -42,3 +43,10 @@ class Fault:
 
 def found_by(*checks: str) -> frozenset[str]:
     return frozenset(checks)
+
+
+def quantised_fault(
+    precision: str, name: str, plant: Callable[[Subject], None], checks: frozenset[str], **more: Any
+) -> Fault:
+    """A fault in files of a precision, which other tools' rules are not tried on."""
+    return Fault(name, "quantisation", plant, checks, precision=precision, others=False, **more)

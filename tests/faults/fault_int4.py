@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from onnx import GraphProto, numpy_helper
 
-from fault import Fault, found_by
+from fault import Fault, found_by, quantised_fault
 from fault_int8 import EVERYWHERE, LINEAR, changed, one_scale_off, rows_of_a_table_exchanged, scales_exchanged
 from mytx.exporter.formats.quantisation import BLOCK, SCALE, unpacked
 from planting import all_graphs, constant, node, weight
@@ -60,16 +61,8 @@ def floats_in_the_loop(graph: GraphProto) -> None:
     del product.input[2:]
 
 
-def _row(name: str, plant: Callable[[Subject], None], checks: frozenset[str], **more: object) -> Fault:
-    return Fault(
-        f"{name}, 4 bits",
-        "quantisation",
-        plant,
-        checks,
-        precision="int4",
-        others=False,
-        **more,  # type: ignore[arg-type]
-    )
+def _row(name: str, plant: Callable[[Subject], None], checks: frozenset[str], **more: Any) -> Fault:
+    return quantised_fault("int4", f"{name}, 4 bits", plant, checks, **more)
 
 
 FAULTS = (

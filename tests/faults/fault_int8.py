@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from onnx import GraphProto, TensorProto, numpy_helper
 
-from fault import Fault, found_by
+from fault import found_by, quantised_fault
 from mytx.exporter.cases.case import Array
 from mytx.exporter.formats.quantisation import LIMIT, SCALE
 from mytx.exporter.runtimes.runtime import Description, Runtime
@@ -155,10 +156,7 @@ def saturated(array: Array) -> Array:
     return np.clip(array, None, np.float32(0.9) * array.max()) if array.dtype.kind == "f" else array
 
 
-def _row(name: str, plant: Callable[[Subject], None], checks: frozenset[str], **more: object) -> Fault:
-    return Fault(name, "quantisation", plant, checks, precision="int8", others=False, **more)  # type: ignore[arg-type]
-
-
+_row = partial(quantised_fault, "int8")
 FAULTS = (
     _row("a scale off by 1 %", changed(LINEAR + SCALE, one_scale_off), EVERYWHERE),
     _row("the integers of a row off by one", changed(LINEAR, one_integer_off), EVERYWHERE),
